@@ -1,0 +1,52 @@
+"""Proves what model weights an inference engine holds, on every rank.
+
+Importing this package loads neither the Rust library nor torch, numpy or vLLM: the names below are
+fetched from their modules on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client import AsyncWeightChecker as AsyncWeightChecker
+    from .client import WeightChecker as WeightChecker
+    from .errors import CheckError as CheckError
+    from .errors import MismatchError as MismatchError
+    from .errors import NativeError as NativeError
+    from .rank import Rank as Rank
+    from .report import Report as Report
+    from .verbs import checksum as checksum
+    from .verbs import compare as compare
+    from .verbs import reset as reset
+    from .worker import WorkerExtension as WorkerExtension
+
+_HOME = {
+    "AsyncWeightChecker": "client",
+    "CheckError": "errors",
+    "MismatchError": "errors",
+    "NativeError": "errors",
+    "Rank": "rank",
+    "Report": "report",
+    "WeightChecker": "client",
+    "WorkerExtension": "worker",
+    "checksum": "verbs",
+    "compare": "verbs",
+    "reset": "verbs",
+}
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return metadata.version("vllm-weight-checker")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,33 @@
+"""The identity of one worker in a distributed engine, and its place in the keys of a report."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_NUMBER = "(0|[1-9][0-9]*)"
+_KEY = re.compile(f"dp{_NUMBER}:pp{_NUMBER}:pcp{_NUMBER}:tp{_NUMBER}:")
+
+
+@dataclass(frozen=True, order=True)
+class Rank:
+    """Indices of a worker: data, pipeline, prefill-context and tensor parallel. All count from 0."""
+
+    dp: int = 0
+    pp: int = 0
+    pcp: int = 0
+    tp: int = 0
+
+    @property
+    def prefix(self) -> str:
+        """What every key of this rank begins with; the tensor's name follows the last colon."""
+        return f"{self}:"
+
+    def __str__(self) -> str:
+        return f"dp{self.dp}:pp{self.pp}:pcp{self.pcp}:tp{self.tp}"
+
+    @classmethod
+    def of_key(cls, key: str) -> Rank | None:
+        """The rank that `key` belongs to, or None when the key has no rank prefix."""
+        found = _KEY.match(key)
+        return cls(*map(int, found.groups())) if found else None
