@@ -1,0 +1,447 @@
+/* weight-checker: proves what model weights an inference engine really holds. Generated; do not edit. */
+
+#ifndef WEIGHT_CHECKER_H
+#define WEIGHT_CHECKER_H
+
+#include <stddef.h>
+#include <stdint.h>
+/* The version of the library that this header belongs to. */
+#define WC_VERSION "0.1.0"
+
+/*
+ How long a digest is, in bytes.
+ */
+#define Digest_BYTES 32
+
+/*
+ Number of the ABI: it grows with every change that a caller built against an older header would not survive.
+ */
+#define WC_ABI_VERSION 1
+
+/*
+ Bytes that `wc_digest` writes for a tensor.
+ */
+#define WC_DIGEST_SIZE 32
+
+/*
+ `WcOptions::algorithm`: SHA-256 of a tensor's logical bytes.
+ */
+#define WC_ALGORITHM_SHA256 0
+
+/*
+ Fill of `wc_reset`: all bytes 0.
+ */
+#define WC_FILL_ZERO 0
+
+/*
+ Fill of `wc_reset`: valid values of the tensor's dtype, the same for the same seed and name.
+ */
+#define WC_FILL_RANDOM 1
+
+/*
+ Fill of `wc_reset`: all bytes 0xFF, which is NaN for floats.
+ */
+#define WC_FILL_POISON 2
+
+/*
+ The most bytes that are copied together when a strided tensor is read. Measured best around the size of a level 2
+ cache; the contract allows 1 MiB a thread.
+ */
+#define GATHER_BYTES (256 << 10)
+
+/*
+ The most dimensions that a tensor may have.
+ */
+#define MAX_NDIM 32
+
+/*
+ What came of a call. The numbers are part of the ABI: they never change and a retired one is never reused.
+
+ A mismatch of weights is a result, not a status: every status but `Ok` means that nothing could be said.
+ */
+enum WcStatus
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  /*
+   Done; the outputs are written.
+   */
+  WC_STATUS_OK = 0,
+  /*
+   A pointer that must not be NULL is NULL.
+   */
+  WC_STATUS_NULL_POINTER = 1,
+  /*
+   A `struct_size` is not the size that this library was built with: the caller uses another header.
+   */
+  WC_STATUS_BAD_STRUCT_SIZE = 2,
+  /*
+   A tensor's name is not UTF-8.
+   */
+  WC_STATUS_BAD_NAME = 3,
+  /*
+   Two tensors of one call have the same name.
+   */
+  WC_STATUS_DUPLICATE_NAME = 4,
+  /*
+   A tensor has fewer than 0 or more than 32 dimensions.
+   */
+  WC_STATUS_BAD_NDIM = 5,
+  /*
+   A shape has a negative extent.
+   */
+  WC_STATUS_NEGATIVE_SHAPE = 6,
+  /*
+   A tensor's size does not fit into 63 bits of bytes.
+   */
+  WC_STATUS_SIZE_OVERFLOW = 7,
+  /*
+   A stride is negative.
+   */
+  WC_STATUS_NEGATIVE_STRIDE = 8,
+  /*
+   The strides or the byte offset lead out of the address space.
+   */
+  WC_STATUS_OUT_OF_ADDRESS_SPACE = 9,
+  /*
+   The dtype is not in DLPack's table, or has a width that it does not come in.
+   */
+  WC_STATUS_UNSUPPORTED_DTYPE = 10,
+  /*
+   The tensor is on a device that this library does not read.
+   */
+  WC_STATUS_UNSUPPORTED_DEVICE = 11,
+  /*
+   A tensor of 4- or 6-bit elements is not compact, or does not end on a whole byte.
+   */
+  WC_STATUS_UNSUPPORTED_LAYOUT = 12,
+  /*
+   A part of the tensor's memory is not mapped, or lies behind the end of its mapped file.
+   */
+  WC_STATUS_UNMAPPED_MEMORY = 13,
+  /*
+   A part of the tensor's memory is mapped without the right to read it (or, for reset, to write it).
+   */
+  WC_STATUS_MEMORY_PROTECTED = 14,
+  /*
+   An option has a value that does not exist (algorithm, fill).
+   */
+  WC_STATUS_BAD_OPTION = 15,
+  /*
+   The baseline is not a JSON object of strings, or holds a key twice.
+   */
+  WC_STATUS_BAD_BASELINE = 16,
+  /*
+   The baseline's digests are of another algorithm than the one asked for.
+   */
+  WC_STATUS_ALGORITHM_MISMATCH = 17,
+  /*
+   No tensor of the call has a key in the baseline, so the comparison says nothing.
+   */
+  WC_STATUS_NOTHING_COMPARED = 18,
+  /*
+   The progress callback asked to stop.
+   */
+  WC_STATUS_CANCELLED = 19,
+  /*
+   The caller's output array is too small.
+   */
+  WC_STATUS_BUFFER_TOO_SMALL = 20,
+  /*
+   The operating system refused something that the call needs.
+   */
+  WC_STATUS_SYSTEM = 21,
+  /*
+   A panic inside the library: a bug in it. The process is unharmed.
+   */
+  WC_STATUS_PANIC = 22,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum WcStatus WcStatus;
+#else
+typedef int32_t WcStatus;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/*
+ Where a tensor's memory is: DLPack's `DLDevice`.
+
+ Supported are host memory (`device_type` 1, kDLCPU, and 3, kDLCUDAHost).
+ */
+typedef struct WcDevice {
+  /*
+   DLPack's `DLDeviceType`.
+   */
+  int32_t device_type;
+  /*
+   Ordinal of the device.
+   */
+  int32_t device_id;
+} WcDevice;
+
+/*
+ The type of a tensor's elements: DLPack's `DLDataType`.
+ */
+typedef struct WcDataType {
+  /*
+   DLPack's `DLDataTypeCode`.
+   */
+  uint8_t code;
+  /*
+   Bits of one value.
+   */
+  uint8_t bits;
+  /*
+   Values in an element; 1 but for vector types, and 2 for torch's float4_e2m1fn_x2.
+   */
+  uint16_t lanes;
+} WcDataType;
+
+/*
+ A named tensor: the fields of DLPack's `DLTensor` in its order, after a size and a name.
+
+ Borrowed for the call: the library keeps no pointer. During the call nobody may write to the memory, unmap it or
+ change the struct. The bytes hashed are the elements in row-major order, whatever the strides.
+ */
+typedef struct WcTensor {
+  /*
+   `sizeof(WcTensor)`; another value is refused, so that a caller with another header is.
+   */
+  size_t struct_size;
+  /*
+   The parameter's name, UTF-8, NUL-terminated; unique within a call.
+   */
+  const char *name;
+  /*
+   Start of the buffer. May be NULL when the tensor has no elements.
+   */
+  void *data;
+  /*
+   Where the buffer is.
+   */
+  struct WcDevice device;
+  /*
+   Number of dimensions, 0 to 32.
+   */
+  int32_t ndim;
+  /*
+   Type of the elements.
+   */
+  struct WcDataType dtype;
+  /*
+   `ndim` extents, none negative. May be NULL when `ndim` is 0.
+   */
+  const int64_t *shape;
+  /*
+   `ndim` strides in elements, none negative. NULL means compact row-major.
+   */
+  const int64_t *strides;
+  /*
+   Bytes from `data` to the first element.
+   */
+  uint64_t byte_offset;
+} WcTensor;
+
+/*
+ One rank of a parallel engine; keys start with `dp{dp}:pp{pp}:pcp{pcp}:tp{tp}:`.
+ */
+typedef struct WcRank {
+  /*
+   Data-parallel index.
+   */
+  uint32_t dp;
+  /*
+   Pipeline-parallel index.
+   */
+  uint32_t pp;
+  /*
+   Prefill-context-parallel index.
+   */
+  uint32_t pcp;
+  /*
+   Tensor-parallel index.
+   */
+  uint32_t tp;
+} WcRank;
+
+/*
+ Told how many bytes are done and how many there are in all; a result other than 0 cancels the call.
+
+ Called at the start (0 bytes done), about every 16 MiB, and at the end; one call at a time, but from any thread that
+ works for the call. Must not unwind or jump out.
+ */
+typedef int32_t (*WcProgressCallback)(uint64_t bytes_done, uint64_t bytes_total, void *user_data);
+
+/*
+ How a call does its work. All zero but `struct_size` are the defaults, as is a NULL pointer to it.
+ */
+typedef struct WcOptions {
+  /*
+   `sizeof(WcOptions)`; another value is refused.
+   */
+  size_t struct_size;
+  /*
+   `WC_ALGORITHM_SHA256`.
+   */
+  uint32_t algorithm;
+  /*
+   The most threads, the calling one among them; 0: all cores that this process may use (affinity and cgroup).
+   */
+  uint32_t threads;
+  /*
+   May be NULL.
+   */
+  WcProgressCallback progress;
+  /*
+   Given to `progress` as it is.
+   */
+  void *progress_data;
+} WcOptions;
+
+/*
+ Told a log record: `level` 1 error, 2 warning, 3 information, 4 debug, 5 trace; `target` the module it is from.
+
+ The strings are valid during the call only. Called from any thread of the library, also by several at once. Must not
+ unwind or jump out.
+ */
+typedef void (*WcLogCallback)(int32_t level, const char *target, const char *message, void *user_data);
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/*
+ The number of the ABI that this library speaks. Compare it with `WC_ABI_VERSION` of your header before any other call.
+ */
+uint32_t wc_abi_version(void);
+
+/*
+ The library's version, such as "0.1.0". Static: do not free.
+ */
+const char *wc_version(void);
+
+/*
+ Hashes tensors and gives their digests under the keys of a rank.
+
+ Parameters:
+ - `tensors`, `count`: borrowed; may be NULL when `count` is 0.
+ - `rank`: borrowed; whose keys.
+ - `options`: borrowed; NULL for the defaults.
+ - `out_json`: receives a NUL-terminated JSON object `{key: digest}` in the order of the tensors, a baseline for
+   `wc_compare`; the caller owns it and frees it with `wc_string_free`.
+
+ Returns `WC_STATUS_OK`, or why nothing could be said: any of the statuses 1 to 15 for a bad input, `CANCELLED`, `SYSTEM`,
+ `PANIC`. `wc_last_error` has the message.
+
+ Threads: blocks until done; uses up to `options.threads` threads that end with the call. No memory that grows with
+ the tensors is used; a tensor with gaps between its elements is gathered through 256 KiB a thread.
+
+ # Safety
+ The pointers are NULL or valid as said above, for the whole call; nobody writes to the tensors' memory or unmaps it.
+ */
+WcStatus wc_checksum(const struct WcTensor *tensors,
+                     size_t count,
+                     const struct WcRank *rank,
+                     const struct WcOptions *options,
+                     char **out_json);
+
+/*
+ Hashes tensors and writes their raw digests into the caller's memory.
+
+ Parameters:
+ - `tensors`, `count`, `options`: as for `wc_checksum`.
+ - `out_digests`: receives `WC_DIGEST_SIZE` (32) bytes for each tensor, in order. May be NULL when `count` is 0.
+ - `out_size`: the bytes at `out_digests`, at least 32 * `count`.
+
+ Returns as `wc_checksum`, and `BUFFER_TOO_SMALL`. On any status but `OK` nothing is written.
+
+ # Safety
+ As `wc_checksum`; `out_digests` is valid for writing `out_size` bytes and lies in none of the tensors.
+ */
+WcStatus wc_digest(const struct WcTensor *tensors,
+                   size_t count,
+                   const struct WcOptions *options,
+                   uint8_t *out_digests,
+                   size_t out_size);
+
+/*
+ Overwrites every element of the tensors, and nothing between strides.
+
+ Parameters:
+ - `tensors`, `count`, `options`: as for `wc_checksum`; the algorithm is not used. Tensors that are exactly the same
+   memory are written once; others that overlap are written in the order given.
+ - `fill`: `WC_FILL_ZERO`, `WC_FILL_RANDOM` (valid values of the dtype: finite floats, bools 0 or 1; the same bytes for the same
+   seed and name on every run), or `WC_FILL_POISON` (bytes 0xFF: NaN for floats).
+ - `seed`: any number; used by `WC_FILL_RANDOM` only.
+ - `out_json`: receives `{"tensors", "written", "shared", "bytes"}`, where tensors = written + shared; owned by the caller,
+   freed with `wc_string_free`.
+
+ Returns as `wc_checksum`. After `CANCELLED` some tensors are overwritten and others are not; after any other status
+ but `OK` and `PANIC` none is.
+
+ # Safety
+ As `wc_checksum`; nobody reads the tensors' memory during the call either.
+ */
+WcStatus wc_reset(const struct WcTensor *tensors,
+                  size_t count,
+                  uint32_t fill,
+                  uint64_t seed,
+                  const struct WcOptions *options,
+                  char **out_json);
+
+/*
+ Hashes tensors and compares their digests with a baseline.
+
+ Parameters:
+ - `tensors`, `count`, `rank`, `options`: as for `wc_checksum`.
+ - `baseline_json`: borrowed, NUL-terminated JSON object `{key: digest}`. Keys of other ranks are ignored.
+ - `out_json`: receives `{"match", "mismatches", "differing", "missing", "unexpected", "tensors", "compared", "equal", "bytes"}`:
+   `missing` keys are in the baseline and not on this rank, `unexpected` ones the reverse, `mismatches` all three, each list
+   sorted; tensors = compared + unexpected, compared = equal + differing. Owned by the caller, freed with `wc_string_free`.
+
+ Returns as `wc_checksum`; a mismatch is a result and `WC_STATUS_OK`. Also `BAD_BASELINE`, `ALGORITHM_MISMATCH` (digests of
+ another algorithm are never compared), and `NOTHING_COMPARED` when no tensor has a key in the baseline.
+
+ # Safety
+ As `wc_checksum`.
+ */
+WcStatus wc_compare(const struct WcTensor *tensors,
+                    size_t count,
+                    const struct WcRank *rank,
+                    const char *baseline_json,
+                    const struct WcOptions *options,
+                    char **out_json);
+
+/*
+ Frees a string that this library gave to the caller. NULL is fine; the same string twice is not.
+
+ # Safety
+ `string` is NULL, or was given by this library and not freed yet.
+ */
+void wc_string_free(char *string);
+
+/*
+ The message of this thread's last call, empty after a success: what is wrong, with which tensor, and what to do.
+
+ Owned by the library; valid until this thread's next call of a function that returns a status. Never NULL.
+ */
+const char *wc_last_error(void);
+
+/*
+ Sends the library's log records to `callback`, with `user_data`; NULL ends that.
+
+ When it returns, the callback before is not running any more; so it must not be called from inside a callback.
+ Records of one process go to one receiver.
+
+ Returns `WC_STATUS_OK`, or `SYSTEM` when the process has another logger installed in this library's copy of the `log` crate.
+ */
+WcStatus wc_set_log_callback(WcLogCallback callback,
+                             void *user_data);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* WEIGHT_CHECKER_H */

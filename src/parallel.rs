@@ -1,0 +1,103 @@
+//! Jobs of unequal size over the cores that this process may use.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use crate::status::Result;
+
+/// Less work than this is not worth starting a thread for, in bytes.
+const BYTES_WORTH_A_THREAD: u64 = 256 << 10;
+
+/// The cores that this process may use: CPU affinity and the cgroup's quota respected.
+pub fn allowed_cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Runs `job(scratch, index)` once for every index of `sizes` (in bytes), largest first, on at most `threads` threads
+/// (0: all allowed cores), the calling one among them. Each thread has a scratch of its own.
+///
+/// Threads live for this call only, so a process that forks between calls is safe. A panic in a job is passed on to
+/// the caller after all threads have ended; the first error keeps further jobs from starting.
+pub fn for_each<S: Default>(
+    sizes: &[u64],
+    threads: usize,
+    job: impl Fn(&mut S, usize) -> Result<()> + Sync,
+) -> Result<()> {
+    let mut order: Vec<usize> = (0..sizes.len()).collect();
+    order.sort_by_key(|index| std::cmp::Reverse(sizes[*index]));
+    let next = AtomicUsize::new(0);
+    let failure = Mutex::new(None);
+    let work = || {
+        let mut scratch = S::default();
+        while let Some(index) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Err(error) = job(&mut scratch, *index) {
+                next.store(order.len(), Ordering::Relaxed);
+                failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(error);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for number in 1..useful_threads(sizes, threads) {
+            let name = format!("weight-checker-{number}");
+            if let Err(error) = thread::Builder::new().name(name).spawn_scoped(scope, work) {
+                // The work is shared, so those that did start finish it.
+                log::warn!("cannot start thread {number} of the check, going on with fewer: {error}");
+                break;
+            }
+        }
+        work();
+    });
+    failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
+}
+
+fn useful_threads(sizes: &[u64], threads: usize) -> usize {
+    let asked = if threads == 0 { allowed_cores() } else { threads };
+    let total = sizes.iter().fold(0u64, |total, size| total.saturating_add(*size));
+    let worth = usize::try_from(total / BYTES_WORTH_A_THREAD).unwrap_or(usize::MAX);
+    asked.min(sizes.len()).min(worth).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::{Error, Status};
+
+    #[test]
+    fn every_job_runs_once_and_the_largest_first() {
+        let sizes: Vec<u64> = (0..100).map(|index| (index * 37 % 101) << 20).collect();
+        for threads in [1, 2, 7, 200] {
+            let ran = Mutex::new(Vec::new());
+            for_each(&sizes, threads, |_: &mut (), index| {
+                ran.lock().unwrap().push(index);
+                Ok(())
+            })
+            .unwrap();
+            let mut ran = ran.into_inner().unwrap();
+            assert_eq!(sizes[ran[0]], *sizes.iter().max().unwrap());
+            ran.sort_unstable();
+            assert_eq!(ran, (0..100).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn an_error_stops_the_rest() {
+        let ran = AtomicUsize::new(0);
+        let error = for_each(&[1 << 30; 50], 1, |_: &mut (), _| {
+            ran.fetch_add(1, Ordering::Relaxed);
+            Err(Error::new(Status::Cancelled, "stop"))
+        });
+        assert_eq!(error.unwrap_err().status(), Status::Cancelled);
+        assert_eq!(ran.into_inner(), 1);
+    }
+
+    #[test]
+    fn threads_are_not_started_for_nothing() {
+        assert_eq!(useful_threads(&[100; 50], 8), 1);
+        assert_eq!(useful_threads(&[1 << 30], 8), 1);
+        assert_eq!(useful_threads(&[1 << 30; 3], 8), 3);
+        assert_eq!(useful_threads(&[1 << 30; 50], 8), 8);
+        assert_eq!(useful_threads(&[], 8), 1);
+        assert_eq!(useful_threads(&[u64::MAX; 9], 4), 4);
+    }
+}
