@@ -1,0 +1,218 @@
+"""The only door to libweight_checker.so: loading it, its function table, and its four kinds of call.
+
+ctypes releases the GIL while a function of the library runs, so other Python threads go on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import logging
+import operator
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import astuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import LibraryError, NativeError, Status
+from .rank import Rank
+
+if TYPE_CHECKING:
+    from .tensors import Described
+
+ABI_VERSION = 1
+LIBRARY_VARIABLE = "VLLM_WEIGHT_CHECKER_LIBRARY"
+ALGORITHMS = {"sha256": 0}
+FILLS = {"zero": 0, "random": 1, "poison": 2}
+
+Progress = Callable[[int, int], Any]
+"""Told (bytes done, bytes in all), from any thread; a true result or an exception cancels the call."""
+
+
+class WcRank(ctypes.Structure):
+    _fields_ = [(index, ctypes.c_uint32) for index in ("dp", "pp", "pcp", "tp")]
+
+
+ProgressCallback = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p)
+LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
+
+
+class WcOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("algorithm", ctypes.c_uint32),
+        ("threads", ctypes.c_uint32),
+        ("progress", ProgressCallback),
+        ("progress_data", ctypes.c_void_p),
+    ]
+
+
+_TENSORS = [ctypes.c_void_p, ctypes.c_size_t]
+_RANK = ctypes.POINTER(WcRank)
+_OPTIONS = ctypes.POINTER(WcOptions)
+_OUT_JSON = ctypes.POINTER(ctypes.c_void_p)
+
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "wc_abi_version": (ctypes.c_uint32, []),
+    "wc_version": (ctypes.c_char_p, []),
+    "wc_checksum": (ctypes.c_int32, [*_TENSORS, _RANK, _OPTIONS, _OUT_JSON]),
+    "wc_digest": (ctypes.c_int32, [*_TENSORS, _OPTIONS, ctypes.c_void_p, ctypes.c_size_t]),
+    "wc_reset": (ctypes.c_int32, [*_TENSORS, ctypes.c_uint32, ctypes.c_uint64, _OPTIONS, _OUT_JSON]),
+    "wc_compare": (ctypes.c_int32, [*_TENSORS, _RANK, ctypes.c_char_p, _OPTIONS, _OUT_JSON]),
+    "wc_string_free": (None, [ctypes.c_void_p]),
+    "wc_last_error": (ctypes.c_char_p, []),
+    "wc_set_log_callback": (ctypes.c_int32, [LogCallback, ctypes.c_void_p]),
+}
+"""Every function of weight_checker.h: (result, arguments)."""
+
+_LEVELS = {1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO, 4: logging.DEBUG}
+_log = logging.getLogger("vllm_weight_checker.native")
+_loading = threading.Lock()
+_loaded: ctypes.CDLL | None = None
+
+
+def library() -> ctypes.CDLL:
+    """The library with its functions declared, loaded on the first call in this process.
+
+    Raises:
+        LibraryError: it is absent, cannot be loaded, or is of another ABI version.
+    """
+    global _loaded
+    if _loaded is None:
+        with _loading:
+            if _loaded is None:
+                _loaded = _load(_path())
+    return _loaded
+
+
+def checksum(tensors: Described, rank: Rank, algorithm: str, threads: int, progress: Progress | None) -> dict[str, str]:
+    """`wc_checksum`: {key: digest}, in the order of the tensors."""
+    return _call("wc_checksum", tensors, [_rank(rank)], algorithm, threads, progress)
+
+
+def reset(tensors: Described, fill: str, seed: int, threads: int, progress: Progress | None) -> dict[str, int]:
+    """`wc_reset`: the counts of what was written."""
+    arguments = [_choice("fill", fill, FILLS), _unsigned("seed", seed, 64)]
+    return _call("wc_reset", tensors, arguments, "sha256", threads, progress)
+
+
+def compare(
+    tensors: Described, rank: Rank, baseline: bytes, algorithm: str, threads: int, progress: Progress | None
+) -> dict[str, Any]:
+    """`wc_compare`: the report; `baseline` is JSON text without NUL."""
+    return _call("wc_compare", tensors, [_rank(rank), baseline], algorithm, threads, progress)
+
+
+def _call(
+    function: str, tensors: Described, arguments: list[Any], algorithm: str, threads: int, progress: Progress | None
+) -> Any:
+    """Calls a function that gives JSON, and parses it. `tensors` keeps the memory alive until it returns."""
+    native = library()
+    raised: list[BaseException] = []
+    options = WcOptions(
+        ctypes.sizeof(WcOptions),
+        _choice("algorithm", algorithm, ALGORITHMS),
+        _unsigned("threads", threads, 32),
+        _progress_callback(progress, raised),
+    )
+    out = ctypes.c_void_p()
+    status = getattr(native, function)(tensors.address, tensors.count, *arguments, options, out)
+    try:
+        if raised:
+            raise raised.pop()
+        if status != Status.OK:
+            raise _error(status, native.wc_last_error())
+        return json.loads(ctypes.string_at(out))
+    finally:
+        native.wc_string_free(out)
+
+
+def _error(status: int, message: bytes) -> NativeError:
+    known = Status(status) if status in Status._value2member_map_ else status
+    return NativeError(known, message.decode(errors="replace"))
+
+
+def _progress_callback(progress: Progress | None, raised: list[BaseException]) -> Any:
+    """A C callback for `progress`; what it raises cancels the call and is put into `raised`."""
+    if progress is None:
+        return ProgressCallback()
+
+    def tell(done: int, total: int, _data: object) -> int:
+        try:
+            return 1 if progress(done, total) else 0
+        except BaseException as error:
+            raised.append(error)
+            return 1
+
+    return ProgressCallback(tell)
+
+
+def _rank(rank: Rank) -> WcRank:
+    return WcRank(*(_unsigned("a rank's index", index, 32) for index in astuple(rank)))
+
+
+def _choice(argument: str, value: str, choices: dict[str, int]) -> int:
+    if value not in choices:
+        raise NativeError(Status.BAD_OPTION, f"{argument} {value!r} is not known; there is {', '.join(choices)}")
+    return choices[value]
+
+
+def _unsigned(argument: str, value: int, bits: int) -> int:
+    """`value`, refused where ctypes would silently keep its lowest bits only."""
+    number = operator.index(value)
+    if not 0 <= number < 1 << bits:
+        raise NativeError(Status.BAD_OPTION, f"{argument} {value!r} is not in 0 to 2**{bits} - 1")
+    return number
+
+
+def _path() -> Path:
+    named = os.environ.get(LIBRARY_VARIABLE)
+    path = Path(named) if named else Path(__file__).with_name("libweight_checker.so")
+    if path.is_file():
+        return path.absolute()
+    if named:
+        raise LibraryError(f"{LIBRARY_VARIABLE} names {named!r}, and there is no such file")
+    raise LibraryError(
+        f"{path} is missing: install the package with pip, which builds it, or let {LIBRARY_VARIABLE} name a built one"
+    )
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    try:
+        native = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LibraryError(f"{path} cannot be loaded: {error}") from error
+    try:
+        # First and alone: the other functions of another version may be missing or take other arguments.
+        _declare(native, "wc_abi_version")
+        if (found := native.wc_abi_version()) != ABI_VERSION:
+            raise LibraryError(
+                f"{path} speaks version {found} of the ABI and this package version {ABI_VERSION}: "
+                "install a library and a package of the same release"
+            )
+        for function in SIGNATURES:
+            _declare(native, function)
+    except AttributeError as error:
+        raise LibraryError(f"{path} is no weight-checker library of this version: {error}") from error
+    _forward_log(native)
+    return native
+
+
+def _declare(native: ctypes.CDLL, function: str) -> None:
+    getattr(native, function).restype, getattr(native, function).argtypes = SIGNATURES[function]
+
+
+@LogCallback
+def _forward(level: int, target: bytes, message: bytes, _data: object) -> None:
+    _log.log(_LEVELS.get(level, logging.DEBUG // 2), "%s: %s", target.decode(), message.decode(errors="replace"))
+
+
+def _forward_log(native: ctypes.CDLL) -> None:
+    status = native.wc_set_log_callback(_forward, None)
+    if status != Status.OK:
+        _log.warning("the library's log is not forwarded: %s", _error(status, native.wc_last_error()))
+    # A thread of the library that logs while the interpreter is taken down would be ended inside the callback.
+    atexit.register(native.wc_set_log_callback, LogCallback(), None)

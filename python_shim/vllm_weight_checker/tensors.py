@@ -1,0 +1,137 @@
+"""Turns a mapping of names to tensors into the array of `WcTensor` that the library takes.
+
+Nothing is copied: a descriptor says where the elements lie. Everything that cannot be described
+without a copy is refused by name, as is read-only memory when it would be written.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from ._dlpack import read_dlpack
+from .arrays import read_interface, read_numpy
+from .buffers import Buffer
+from .errors import TensorError
+from .torch_tensors import TorchReader
+
+# size_t struct_size, char *name, void *data, {int32 type, int32 id} device, int32 ndim, uint32 dtype,
+# int64 *shape, int64 *strides, uint64 byte_offset
+WC_TENSOR = struct.Struct("=QQQiiiIQQQ")
+
+
+@dataclass(frozen=True)
+class Described:
+    """An array of `count` WcTensor at `address`, valid as long as this object lives."""
+
+    address: int
+    count: int
+    names: list[str]
+    keep: tuple[object, ...]
+    """The memory of the descriptors and the tensors themselves."""
+
+
+def describe(tensors: Mapping[str, object], writable: bool) -> Described:
+    """Describes torch tensors, numpy arrays and anything with `__dlpack__` or `__array_interface__`.
+
+    Args:
+        tensors: name -> tensor, of any shape and strides, in host memory or on a CUDA device.
+        writable: whether the elements will be written.
+
+    Raises:
+        TensorError: one of them cannot be read (or written) where it lies; the message names it and
+            says what to pass instead.
+    """
+    if not isinstance(tensors, Mapping):
+        raise TensorError(
+            f"tensors is a {type(tensors).__qualname__}; pass a mapping of name to tensor, "
+            "such as dict(model.named_parameters())"
+        )
+    items = list(tensors.items())
+    keep: list[object] = [tensor for _, tensor in items]
+    read, context = _reader(keep)
+    buffers: list[Buffer] = []
+    with context:
+        for name, tensor in items:
+            try:
+                buffer = read(tensor)
+            except TensorError as error:
+                raise TensorError(f"tensor {name!r} {error}") from error.__cause__
+            except Exception as error:
+                raise TensorError(f"tensor {name!r} cannot be read: {type(error).__name__}: {error}") from error
+            if writable and buffer.readonly:
+                raise TensorError(f"tensor {name!r} is read-only ({buffer.readonly}); pass writable memory to reset it")
+            buffers.append(buffer)
+    return _pack([name for name, _ in items], buffers, keep)
+
+
+def _reader(keep: list[object]) -> tuple[Callable[[Any], Buffer], Any]:
+    """The function that reads one tensor, and the context to call it in; `keep` gets what it must hold."""
+    torch_module = sys.modules.get("torch")
+    torch_reader = None if torch_module is None else TorchReader(torch_module)
+    array_class = getattr(sys.modules.get("numpy"), "ndarray", ())
+
+    def read(tensor: Any) -> Buffer:
+        if torch_reader is not None and torch_reader.reads(tensor):
+            return torch_reader.read(tensor)
+        if isinstance(tensor, array_class):
+            return read_numpy(tensor)
+        if hasattr(tensor, "__dlpack__"):
+            buffer, held = read_dlpack(tensor)
+        elif hasattr(tensor, "__array_interface__"):
+            buffer, held = read_interface(tensor)
+        else:
+            raise TensorError(
+                f"is a {type(tensor).__qualname__}, which is no tensor; pass a torch tensor, a numpy array, "
+                "or an object with __dlpack__ or __array_interface__"
+            )
+        keep.append(held)
+        return buffer
+
+    return read, nullcontext() if torch_reader is None else torch_reader.context()
+
+
+def _pack(names: list[str], buffers: list[Buffer], keep: list[object]) -> Described:
+    """Writes the descriptors, their names, shapes and strides into one piece of memory each."""
+    name_offsets, name_bytes = _pack_names(names)
+    dims, dim_offsets = array("q"), []
+    for name, buffer in zip(names, buffers):
+        dim_offsets.append(len(dims))
+        try:
+            dims.extend(buffer.shape)
+            dims.extend(buffer.strides or ())
+        except (OverflowError, TypeError) as error:
+            raise TensorError(f"tensor {name!r} has a shape {buffer.shape} that is none: {error}") from error
+    table = array("b", bytes(WC_TENSOR.size * len(buffers)))
+    name_base, dim_base = name_bytes.buffer_info()[0], dims.buffer_info()[0]
+    position = 0
+    for buffer, name_offset, dim_offset in zip(buffers, name_offsets, dim_offsets):
+        address, (device_type, device_id), dtype, shape, strides, _, byte_offset = buffer
+        shape_address = dim_base + dims.itemsize * dim_offset
+        ndim = len(shape)
+        WC_TENSOR.pack_into(
+            table, position, WC_TENSOR.size, name_base + name_offset, address, device_type, device_id, ndim, dtype,
+            shape_address, 0 if strides is None else shape_address + dims.itemsize * ndim, byte_offset,
+        )
+        position += WC_TENSOR.size
+    return Described(table.buffer_info()[0], len(buffers), names, (table, name_bytes, dims, *keep))
+
+
+def _pack_names(names: list[str]) -> tuple[list[int], array[int]]:
+    """Where each name begins in the NUL-terminated UTF-8 text of all names."""
+    text, offsets = bytearray(), []
+    for name in names:
+        if not isinstance(name, str) or "\0" in name:
+            raise TensorError(f"the name {name!r} of a tensor is no text without NUL characters")
+        offsets.append(len(text))
+        try:
+            text += name.encode()
+        except UnicodeEncodeError as error:
+            raise TensorError(f"the name {name!r} of a tensor has no UTF-8 form: {error}") from error
+        text.append(0)
+    return offsets, array("b", bytes(text))

@@ -1,0 +1,94 @@
+"""The three verbs on a mapping of tensors: checksum, reset, compare.
+
+All of them take torch tensors, numpy arrays and anything with `__dlpack__` or `__array_interface__`,
+of any shape and strides, and copy none of them. They block until done, without holding the GIL and
+on up to `threads` cores (0: all that this process may use), may be called from several threads at
+once, and leave nothing behind. Nobody may write to the tensors meanwhile.
+
+`progress(bytes_done, bytes_total)` is called from any thread; a true result cancels the call, as does
+an exception, which the caller then gets. Errors are `CheckError`s: `TensorError` for a tensor that
+cannot be read in place, `NativeError` for anything that the library refuses, `LibraryError` when the
+library cannot be loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from . import _native
+from ._native import Progress
+from .errors import NativeError, Status
+from .rank import Rank
+from .report import Report
+from .tensors import describe
+
+
+def checksum(
+    tensors: Mapping[str, object],
+    rank: Rank = Rank(),
+    *,
+    algorithm: str = "sha256",
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, str]:
+    """Hashes every tensor's elements in row-major order: {rank.prefix + name: digest}, in their order.
+
+    A digest is 64 lower-case hex digits, what `hashlib.sha256` gives for the bytes of a contiguous copy.
+    """
+    return _native.checksum(describe(tensors, writable=False), rank, algorithm, threads, progress)
+
+
+def reset(
+    tensors: Mapping[str, object],
+    fill: str = "zero",
+    seed: int = 0,
+    *,
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> Report:
+    """Overwrites every element of every tensor, and no byte between strides.
+
+    Args:
+        fill: "zero"; "random" (valid values of the dtype, the same for the same name and seed); or
+            "poison" (bytes 0xFF, which is NaN for floats).
+        seed: 0 to 2**64 - 1, for "random".
+
+    Returns:
+        {"tensors", "written", "shared", "bytes"}: tensors = written + shared, where a tensor is shared
+        when its memory is exactly that of one before it.
+    """
+    return Report(_native.reset(describe(tensors, writable=True), fill, seed, threads, progress))
+
+
+def compare(
+    tensors: Mapping[str, object],
+    baseline: Mapping[str, str] | str,
+    rank: Rank = Rank(),
+    *,
+    algorithm: str = "sha256",
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> Report:
+    """Hashes every tensor and compares with a baseline {key: digest}, given as a mapping or as JSON text.
+
+    Keys of other ranks in the baseline are ignored. A mismatch is a result; that no tensor has a key in
+    the baseline is an error (`Status.NOTHING_COMPARED`).
+
+    Returns:
+        {"match", "mismatches", "differing", "missing", "unexpected", "tensors", "compared", "equal",
+        "bytes"}: sorted keys that differ, are in the baseline only, are not in the baseline, and all three
+        of them; tensors = compared + unexpected, compared = equal + differing.
+    """
+    text = _baseline_text(baseline)
+    return Report(_native.compare(describe(tensors, writable=False), rank, text, algorithm, threads, progress))
+
+
+def _baseline_text(baseline: Mapping[str, str] | str) -> bytes:
+    try:
+        text = (baseline if isinstance(baseline, str) else json.dumps(dict(baseline))).encode()
+    except (TypeError, ValueError) as error:
+        raise NativeError(Status.BAD_BASELINE, f"the baseline has no JSON form: {error}") from error
+    if b"\0" in text:
+        raise NativeError(Status.BAD_BASELINE, "the baseline holds a NUL character, so it is no JSON text")
+    return text
