@@ -38,7 +38,7 @@ pub struct Digest([u8; Self::BYTES]);
 
 impl Digest {
     /// How long a digest is, in bytes.
-    pub const BYTES: usize = 32;
+    pub(crate) const BYTES: usize = 32;
 
     /// A digest of these bytes.
     pub fn new(bytes: [u8; Self::BYTES]) -> Self {

@@ -51,14 +51,17 @@ impl Layout {
         if bytes == 0 {
             return Ok(Self { block: 0, dims: Vec::new(), bytes: 0, extent: 0 });
         }
-        if element_bits % 8 != 0 {
+        if !element_bits.is_multiple_of(8) {
             return packed(&extents, strides, bits);
         }
         let strides = byte_strides(&extents, strides, element_bits / 8).ok_or_else(|| leaves(shape))?;
         let reach = extents.iter().zip(&strides).try_fold(0u64, |reach, (extent, stride)| {
             (extent - 1).checked_mul(*stride).and_then(|step| reach.checked_add(step))
         });
-        let extent = reach.and_then(|reach| reach.checked_add(element_bits / 8)).ok_or_else(|| leaves(shape))?;
+        let extent = reach
+            .and_then(|reach| reach.checked_add(element_bits / 8))
+            .filter(|extent| *extent <= i64::MAX as u64)
+            .ok_or_else(|| leaves(shape))?;
         let (block, dims) = merge(&extents, &strides, element_bits / 8);
         Ok(Self { block, dims, bytes, extent })
     }
@@ -114,7 +117,7 @@ fn packed(extents: &[u64], strides: Option<&[i64]>, bits: u64) -> Result<Layout,
             .zip(&compact)
             .all(|((extent, stride), compact)| *extent == 1 || *stride as u64 == *compact)
     });
-    if !is_compact || bits % 8 != 0 {
+    if !is_compact || !bits.is_multiple_of(8) {
         let what = "elements of less than a byte must lie compactly in row-major order and end on a whole byte";
         return Err((Status::UnsupportedLayout, what.to_owned()));
     }

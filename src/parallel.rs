@@ -1,5 +1,6 @@
 //! Jobs of unequal size over the cores that this process may use.
 
+use std::panic::resume_unwind;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -38,15 +39,21 @@ pub fn for_each<S: Default>(
         }
     };
     thread::scope(|scope| {
+        let mut started = Vec::new();
         for number in 1..useful_threads(sizes, threads) {
             let name = format!("weight-checker-{number}");
-            if let Err(error) = thread::Builder::new().name(name).spawn_scoped(scope, work) {
-                // The work is shared, so those that did start finish it.
-                log::warn!("cannot start thread {number} of the check, going on with fewer: {error}");
-                break;
+            match thread::Builder::new().name(name).spawn_scoped(scope, work) {
+                Ok(thread) => started.push(thread),
+                Err(error) => {
+                    // The work is shared, so those that did start finish it.
+                    log::warn!("cannot start thread {number} of the check, going on with fewer: {error}");
+                    break;
+                }
             }
         }
         work();
+        // Joined by hand: a scope would replace the panic's own message by one of its own.
+        started.into_iter().filter_map(|thread| thread.join().err()).for_each(|panic| resume_unwind(panic));
     });
     failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
 }

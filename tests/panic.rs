@@ -8,14 +8,17 @@ use weight_checker::status::Status;
 
 #[test]
 fn a_panic_in_a_worker_thread_becomes_a_status() {
-    let big = vec![1u8; 1 << 20];
-    let tensors: Vec<Tensor> = (0..8).map(|index| Tensor::bytes(&format!("t{index}"), &big)).collect();
-    let mut broken: Vec<Tensor> = (0..8).map(|index| Tensor::bytes(&format!("u{index}"), &big)).collect();
-    broken.push(Tensor::bytes("test-hook: panic", &big));
+    let memory: Vec<Vec<u8>> = (0..8).map(|index| vec![index; 1 << 20]).collect();
+    let tensors = |broken: usize| -> Vec<Tensor> {
+        let name = |index| if index == broken { "test-hook: panic".to_owned() } else { format!("t{index}") };
+        memory.iter().enumerate().map(|(index, bytes)| Tensor::bytes(&name(index), bytes)).collect()
+    };
     for threads in [1, 2, 4] {
-        assert_eq!(digests(&broken, threads).unwrap_err(), Status::Panic);
-        assert!(last_error().contains("the test asked for a panic"), "{}", last_error());
-        assert_eq!(digests(&tensors, threads).unwrap().len(), tensors.len());
+        for broken in 0..memory.len() {
+            assert_eq!(digests(&tensors(broken), threads).unwrap_err(), Status::Panic);
+            assert!(last_error().contains("the test asked for a panic"), "{}", last_error());
+        }
+        assert_eq!(digests(&tensors(memory.len()), threads).unwrap().len(), memory.len());
         assert_eq!(last_error(), "");
     }
 }

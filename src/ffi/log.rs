@@ -1,7 +1,7 @@
 //! Forwards the crate's log records to the host's logger.
 
 use std::ffi::{CString, c_void};
-use std::sync::{Once, RwLock};
+use std::sync::{OnceLock, RwLock};
 
 use log::{LevelFilter, Log, Metadata, Record};
 
@@ -9,7 +9,8 @@ use super::types::WcLogCallback;
 use crate::status::{Error, Result, Status};
 
 static FORWARDER: Forwarder = Forwarder { sink: RwLock::new(None) };
-static INSTALL: Once = Once::new();
+/// Whether the crate `log` has taken the forwarder as its logger; decided by the first call.
+static INSTALLED: OnceLock<bool> = OnceLock::new();
 
 struct Forwarder {
     sink: RwLock<Option<Sink>>,
@@ -28,10 +29,7 @@ unsafe impl Sync for Sink {}
 /// Makes `callback` the receiver of log records; NULL ends forwarding. When this returns, no call of the callback
 /// before is running.
 pub fn set_callback(callback: WcLogCallback, data: *mut c_void) -> Result<()> {
-    let mut taken = false;
-    INSTALL.call_once(|| taken = log::set_logger(&FORWARDER).is_err());
-    if taken {
-        log::warn!("weight-checker: another logger of the `log` crate is installed and stays");
+    if !*INSTALLED.get_or_init(|| log::set_logger(&FORWARDER).is_ok()) {
         return Err(Error::new(Status::System, "the process has installed another logger for the `log` crate"));
     }
     let sink = callback.map(|function| Sink { function, data });
