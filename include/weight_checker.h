@@ -5,13 +5,9 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
 /* The version of the library that this header belongs to. */
 #define WC_VERSION "0.1.0"
-
-/*
- How long a digest is, in bytes.
- */
-#define Digest_BYTES 32
 
 /*
  Number of the ABI: it grows with every change that a caller built against an older header would not survive.
@@ -44,20 +40,9 @@
 #define WC_FILL_POISON 2
 
 /*
- The most bytes that are copied together when a strided tensor is read. Measured best around the size of a level 2
- cache; the contract allows 1 MiB a thread.
- */
-#define GATHER_BYTES (256 << 10)
-
-/*
- The most dimensions that a tensor may have.
- */
-#define MAX_NDIM 32
-
-/*
  What came of a call. The numbers are part of the ABI: they never change and a retired one is never reused.
 
- A mismatch of weights is a result, not a status: every status but `Ok` means that nothing could be said.
+ A mismatch of weights is a result, not a status: every status but 0 means that nothing could be said.
  */
 enum WcStatus
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L

@@ -1,12 +1,8 @@
-//! Host memory: whether it is there, reading it in logical order, and filling it.
-
-use std::ops::Range;
-
-use procfs::process::{MMPermissions, MMapPath, Process};
+//! Host memory: reading tensors in logical order, and filling them.
 
 use crate::layout::Row;
 use crate::progress::Progress;
-use crate::status::{Error, Result, Status};
+use crate::status::Result;
 use crate::view::TensorView;
 
 /// The most bytes that are copied together when a strided tensor is read. Measured best around the size of a level 2
@@ -18,89 +14,6 @@ const STEP_BYTES: usize = 4 << 20;
 
 /// A contiguous block of at least this many bytes is read where it lies instead of being gathered.
 const DIRECT_BYTES: u64 = 4 << 10;
-
-/// What a verb does with memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// checksum, compare.
-    Read,
-    /// reset.
-    Write,
-}
-
-/// What is mapped in this process, and with which rights, at one moment.
-pub struct MemoryMap {
-    /// Sorted by address, not overlapping.
-    mappings: Vec<Mapping>,
-}
-
-struct Mapping {
-    addresses: Range<usize>,
-    rights: MMPermissions,
-    of_file: bool,
-}
-
-impl MemoryMap {
-    /// Reads the mappings of this process from `/proc/self/maps` (proc(5)).
-    pub fn of_this_process() -> Result<Self> {
-        let maps = Process::myself().and_then(|process| process.maps()).map_err(|error| {
-            Error::new(Status::System, format!("cannot read /proc/self/maps to check memory: {error}"))
-        })?;
-        let mapping = |map: procfs::process::MemoryMap| Mapping {
-            addresses: map.address.0 as usize..map.address.1 as usize,
-            rights: map.perms,
-            of_file: matches!(map.pathname, MMapPath::Path(_)),
-        };
-        Ok(Self { mappings: maps.0.into_iter().map(mapping).collect() })
-    }
-
-    /// Checks that all of `addresses` is mapped with the right to `access`.
-    pub fn check(&self, addresses: Range<usize>, access: Access) -> std::result::Result<(), (Status, String)> {
-        let needed = match access {
-            Access::Read => MMPermissions::READ,
-            Access::Write => MMPermissions::READ | MMPermissions::WRITE,
-        };
-        let mut at = addresses.start;
-        let first = self.mappings.partition_point(|mapping| mapping.addresses.end <= at);
-        for mapping in &self.mappings[first..] {
-            if at >= addresses.end || mapping.addresses.start > at {
-                break;
-            }
-            if !mapping.rights.contains(needed) {
-                let verb = if access == Access::Read { "read" } else { "written" };
-                return Err((
-                    Status::MemoryProtected,
-                    format!("its memory at {at:#x} must not be {verb} by this process"),
-                ));
-            }
-            let end = mapping.addresses.end.min(addresses.end);
-            if mapping.of_file && !is_backed(end - 1) {
-                return Err((
-                    Status::UnmappedMemory,
-                    format!("its memory at {:#x} lies behind the end of its file", end - 1),
-                ));
-            }
-            at = end;
-        }
-        if at < addresses.end {
-            return Err((Status::UnmappedMemory, format!("its memory is not mapped at {at:#x}")));
-        }
-        Ok(())
-    }
-}
-
-/// Whether the byte at `address`, in a mapping of a file, can be read: it cannot when the file has become shorter.
-/// Files end, so a mapping that is backed at its last byte is backed everywhere.
-fn is_backed(address: usize) -> bool {
-    let mut byte = 0u8;
-    let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-    let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(address), iov_len: 1 };
-    // SAFETY: both vectors are one valid iovec; the kernel checks the remote address itself and writes at most one
-    // byte, to `byte`, which outlives the call.
-    let read = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
-    // Only EFAULT says that the page is not there; a sandbox that forbids the call says nothing about it.
-    read == 1 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
-}
 
 /// Gives the logical bytes of `view` to `take`, in order and in pieces, and reports them to `progress`.
 ///
@@ -193,7 +106,7 @@ fn gather_elements<const SIZE: usize>(view: &TensorView<'_>, row: Row, buffer: &
 
 /// Writes every element of `view`: the logical byte at position `p` becomes byte `p % 8` of `word(p / 8)`.
 ///
-/// The view must come from [`view::views`](crate::view::views) with [`Access::Write`], and no other thread may write
+/// The view must come from [`view::views`](crate::view::views) with [`Access::Write`](crate::mapped::Access::Write), and no other thread may write
 /// to memory that overlaps it meanwhile.
 pub fn fill(view: &TensorView<'_>, progress: &Progress<'_>, word: impl Fn(u64) -> u64) -> Result<()> {
     let mut position = 0;

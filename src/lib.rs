@@ -9,7 +9,7 @@
 //! layer 3  ffi        the C ABI: panic boundary, pointer checks, one call, outputs
 //! layer 2  ops        the verbs, in safe Rust
 //! layer 1  hash, host, parallel   digests, host memory, threads
-//! layer 0  baseline, digest, dtype, layout, progress, rank, report, status, view   plain data
+//! layer 0  baseline, digest, dtype, layout, mapped, progress, rank, report, status, view   plain data and its checks
 //! ```
 #![deny(unsafe_code, unsafe_op_in_unsafe_fn, missing_docs)]
 #![deny(clippy::undocumented_unsafe_blocks, clippy::missing_safety_doc)]
@@ -26,6 +26,8 @@ pub mod hash;
 #[allow(unsafe_code)]
 pub mod host;
 pub mod layout;
+#[allow(unsafe_code)]
+pub mod mapped;
 pub mod ops;
 pub mod parallel;
 pub mod progress;

@@ -53,7 +53,10 @@ pub fn for_each<S: Default>(
         }
         work();
         // Joined by hand: a scope would replace the panic's own message by one of its own.
-        started.into_iter().filter_map(|thread| thread.join().err()).for_each(|panic| resume_unwind(panic));
+        let panics: Vec<_> = started.into_iter().filter_map(|thread| thread.join().err()).collect();
+        if let Some(panic) = panics.into_iter().next() {
+            resume_unwind(panic);
+        }
     });
     failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
 }

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::marker::PhantomData;
 
 use crate::dtype::DType;
-use crate::host::{Access, MemoryMap};
 use crate::layout::{Layout, MAX_NDIM};
+use crate::mapped::{Access, MemoryMap};
 use crate::status::{Error, Result, Status};
 
 /// DLPack's `DLDeviceType` of ordinary host memory.

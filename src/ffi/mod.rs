@@ -11,7 +11,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 
 use self::guard::{guard, not_null, rank, slice, tensors, text, with_options, write_json};
 use self::types::{WC_ABI_VERSION, WC_DIGEST_SIZE, WcLogCallback, WcOptions, WcRank, WcTensor};
-use crate::host::Access;
+use crate::mapped::Access;
 use crate::ops;
 use crate::status::{Error, Status};
 use crate::view::views;
