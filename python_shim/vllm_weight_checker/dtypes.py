@@ -21,6 +21,7 @@ BY_NAME: dict[str, int] = {
     **{f"float{bits}": dlpack_type(_FLOAT, bits) for bits in (16, 32, 64)},
     "bfloat16": dlpack_type(_BFLOAT, 16),
     **{f"complex{bits}": dlpack_type(_COMPLEX, bits) for bits in (32, 64, 128)},
+    "bcomplex32": dlpack_type(_BFLOAT, 16, lanes=2),
     "float8_e3m4": dlpack_type(7, 8),
     "float8_e4m3": dlpack_type(8, 8),
     "float8_e4m3b11fnuz": dlpack_type(9, 8),
