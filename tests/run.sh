@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Passes every test: formatting, lints, the Rust crate, C and C++ callers, the Python package, a real vLLM.
+# Installs what it needs first (tests/setup.sh). Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+heading() { printf '\n== %s\n' "$*"; }
+
+heading "Environment"
+bash tests/setup.sh
+
+heading "Formatting and lints"
+cargo fmt --check
+cargo clippy --quiet --all-targets --all-features -- -D warnings
+.venv/bin/ruff check --quiet python_shim tests
+.venv/bin/ruff format --check --quiet python_shim tests
+cargo doc --quiet --no-deps
+
+heading "Rust crate, C and C++ callers"
+cargo test --quiet --features test-hooks
+
+heading "Python package and vLLM"
+.venv/bin/python -m pytest tests/python "$@"
