@@ -136,7 +136,9 @@ def test_names_that_are_no_text(name: Any) -> None:
             call()
 
 
-@pytest.mark.parametrize("tensors", [torch.nn.Linear(2, 2), [torch.ones(2)], torch.ones(2), None], ids=lambda t: type(t).__name__)
+@pytest.mark.parametrize(
+    "tensors", [torch.nn.Linear(2, 2), [torch.ones(2)], torch.ones(2), None], ids=lambda t: type(t).__name__
+)
 def test_tensors_that_are_no_mapping(tensors: Any) -> None:
     for call in (lambda: checksum(tensors), lambda: reset(tensors), lambda: compare(tensors, {"a": "b"})):
         with pytest.raises(TensorError, match=r"mapping of name to tensor, such as dict\(model.named_parameters\(\)\)"):

@@ -164,7 +164,9 @@ def test_nothing_to_reset() -> None:
     itemsize=st.sampled_from([1, 2, 4, 8]),
     data=st.data(),
 )
-def test_zeroing_any_view_is_what_numpy_does(shape: list[int], steps: list[int], starts: list[int], itemsize: int, data: st.DataObject) -> None:
+def test_zeroing_any_view_is_what_numpy_does(
+    shape: list[int], steps: list[int], starts: list[int], itemsize: int, data: st.DataObject
+) -> None:
     array = painted(int(np.prod(shape)) * itemsize).view(f"u{itemsize}").reshape(shape)
     expected = array.copy()
     index = tuple(slice(start, None, step) for _, start, step in zip(shape, starts, steps))
