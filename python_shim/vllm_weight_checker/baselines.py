@@ -42,9 +42,9 @@ def _parsed(text: str) -> object:
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = dict(pairs)
-    if len(names) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-        raise CheckError(f"the baseline names {twice!r} twice")
+    names: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in names:
+            raise CheckError(f"the baseline names {name!r} twice")
+        names[name] = value
     return names

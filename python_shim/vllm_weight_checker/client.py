@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from typing import Any
+from typing import Any, Literal, overload
 
 from .baselines import Baseline, flat
 from .engines import check_client, check_llm
@@ -36,19 +36,25 @@ class WeightChecker:
 
         Raises:
             TypeError: an async engine, or neither an engine nor URLs.
-            ValueError: a malformed URL.
+            ValueError: a malformed URL, or one given twice.
         """
         self._timeout = timeout
         self._lock = threading.Lock()
         self._urls: list[str] = []
         if isinstance(engine_or_url, str):
             self._urls = list(map(base_url, (engine_or_url, *more_urls)))
+            if len(set(self._urls)) < len(self._urls):
+                raise ValueError(f"give each API server once: {', '.join(self._urls)}")
         elif _is_async(engine_or_url):
             raise TypeError(f"{_kind(engine_or_url)} is asynchronous: use AsyncWeightChecker")
         elif more_urls or not hasattr(engine_or_url, "collective_rpc") or not hasattr(engine_or_url, "llm_engine"):
             raise TypeError(f"WeightChecker takes one vllm.LLM, or URLs of API servers; not {_kind(engine_or_url)}")
         self._llm = engine_or_url
 
+    @overload
+    def checksum(self, detail: Literal[False] = False, algorithm: str = "sha256") -> dict[str, str]: ...
+    @overload
+    def checksum(self, detail: Literal[True], algorithm: str = "sha256") -> Report: ...
     def checksum(self, detail: bool = False, algorithm: str = "sha256") -> dict[str, str] | Report:
         """The digest of every parameter on every rank: {key: digest}.
 
@@ -101,11 +107,17 @@ class AsyncWeightChecker:
 
     def __init__(self, engine_client: Any) -> None:
         if isinstance(engine_client, str) or not hasattr(engine_client, "collective_rpc"):
-            raise TypeError(f"AsyncWeightChecker takes an AsyncLLM, not {_kind(engine_client)}; WeightChecker takes URLs")
+            raise TypeError(
+                f"AsyncWeightChecker takes an AsyncLLM, not {_kind(engine_client)}; WeightChecker takes URLs"
+            )
         if not _is_async(engine_client):
             raise TypeError(f"{_kind(engine_client)} is not asynchronous: use WeightChecker")
         self._client = engine_client
 
+    @overload
+    async def checksum(self, detail: Literal[False] = False, algorithm: str = "sha256") -> dict[str, str]: ...
+    @overload
+    async def checksum(self, detail: Literal[True], algorithm: str = "sha256") -> Report: ...
     async def checksum(self, detail: bool = False, algorithm: str = "sha256") -> dict[str, str] | Report:
         """As `WeightChecker.checksum`."""
         report = await check_client(self._client, "checksum", algorithm=algorithm)

@@ -55,7 +55,7 @@ async def check_client(client: Any, action: str, baseline: Mapping[str, str] | N
     per_engine = await _ask_engines(client, method, keywords)
     if len(per_engine) > len(engines):
         raise RankError(f"{len(per_engine)} data-parallel engines answered where {len(engines)} were expected")
-    answers = dict(zip(engines, per_engine))
+    answers = dict(zip(engines, per_engine, strict=False))
     return await asyncio.to_thread(merge, action, nonce, answers, _layout(config, engines), baseline)
 
 
@@ -73,7 +73,7 @@ def _call(
 
 async def _ask_engines(client: Any, method: str, keywords: dict[str, Any]) -> Sequence[Any]:
     """The replies of each engine, in the order of `_managed_engines`."""
-    core = getattr(client, "engine_core", None)
+    core: Any = getattr(client, "engine_core", None)
     call = ("collective_rpc", method, None, (), keywords)
     if hasattr(core, "call_utility_all_async"):  # vLLM 0.32 and later
         return list(await core.call_utility_all_async(*call))
@@ -127,8 +127,8 @@ def _require_methods(config: Any) -> None:
     if hasattr(worker_base, "weight_checker_checksum") or _extends_workers(config.worker_extension_cls):
         return
     raise CheckError(
-        "the workers of this engine have no weight checker methods, and asking them would put vLLM's replies out of step. "
-        "Append weight_checker to VLLM_PLUGINS, or leave that variable unset, before the engine is made; "
+        "the workers of this engine have no weight checker methods, and asking for them would put vLLM's replies out "
+        "of step for good. Before the engine is made, append weight_checker to VLLM_PLUGINS or leave that unset; "
         'or pass worker_extension_cls="vllm_weight_checker.WorkerExtension"'
     )
 

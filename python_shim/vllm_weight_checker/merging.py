@@ -153,7 +153,7 @@ def _sums(action: str, result: Mapping[str, Any]) -> Iterable[tuple[int, tuple[i
         yield result["compared"], (result["equal"], len(result["differing"]))
 
 
-def _check_keys(part: Part, name: str, keys: object, kind: type, foreign: bool = False) -> None:
+def _check_keys(part: Part, name: str, keys: Any, kind: type[Any], foreign: bool = False) -> None:
     if not isinstance(keys, kind):
         raise _unsound(part, f"{name!r} is {type(keys).__name__}, not {kind.__name__}")
     for key in keys:
@@ -170,4 +170,6 @@ def _is_count(value: object) -> bool:
 
 
 def _unsound(part: Part, what: str) -> RankError:
-    return RankError(f"the answer of {part.source} is unsound: {what}. Install one version of weight-checker everywhere")
+    return RankError(
+        f"the answer of {part.source} is unsound: {what}. Install one version of weight-checker everywhere"
+    )

@@ -24,8 +24,8 @@ PROTOCOL = 1
 _SHOWN_ERRORS = 4
 
 OUT_OF_STEP = (
-    "Some worker method raised or timed out in this engine before, and since then vLLM hands out this rank's replies to "
-    "earlier calls. They stay out of step for good: restart the engine, and trust no answer of its workers until then"
+    "Some worker method raised or timed out in this engine before, and since then vLLM hands out this rank's replies "
+    "to earlier calls. They stay out of step for good: restart the engine, and trust none of its answers until then"
 )
 
 
@@ -130,9 +130,10 @@ def _rank_of(fields: Mapping[str, Any]) -> Rank | None:
 
 
 def _result(rank: Rank, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not isinstance(fields.get("result"), dict):
-        raise RankError(f"rank {rank} answered neither a result nor an error: {_brief(fields.get('result'))}")
-    return fields["result"]
+    result = fields.get("result")
+    if not isinstance(result, dict):
+        raise RankError(f"rank {rank} answered neither a result nor an error: {_brief(result)}")
+    return result
 
 
 def _require_every_rank_once(answered: Sequence[Rank], layout: Layout) -> None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .errors import CheckError, RankError
@@ -55,41 +54,70 @@ def check_servers(
     if baseline is not None:
         fields["baseline"] = baseline
     body = json.dumps(fields).encode()
-    with ThreadPoolExecutor(max_workers=len(urls)) as pool:
-        pending = [pool.submit(_ask, url, action, body, timeout) for url in urls]
-    failures = [str(asked.exception()) for asked in pending if asked.exception()]
+    answers: list[dict[str, Any]] = []
+    failures: dict[str, str] = {}
+    for url, outcome in zip(urls, _ask_all(urls, action, body, timeout), strict=True):
+        if isinstance(outcome, CheckError):
+            failures[url] = str(outcome)
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            answers.append(outcome)
     if failures:
-        done = [url for url, asked in zip(urls, pending) if not asked.exception()]
-        but = f" (but the weights behind {', '.join(done)} have been reset)" if action == "reset" and done else ""
-        raise CheckError("; ".join(failures) + but)
-    parts = [_part(url, asked.result()) for url, asked in zip(urls, pending)]
+        done = ", ".join(url for url in urls if url not in failures)
+        but = f" (but the weights behind {done} have been reset)" if action == "reset" and done else ""
+        raise CheckError("; ".join(failures.values()) + but)
+    parts = list(map(_part, urls, answers))
     return combine(action, parts, _require_whole_deployment(parts), baseline)
 
 
+def _ask_all(urls: Sequence[str], action: str, body: bytes, timeout: float) -> list[dict[str, Any] | BaseException]:
+    """The outcome of `_ask` for each URL, from all of them at the same time."""
+    outcomes: dict[str, dict[str, Any] | BaseException] = {}
+
+    def ask(url: str) -> None:
+        try:
+            outcomes[url] = _ask(url, action, body, timeout)
+        except BaseException as error:
+            outcomes[url] = error
+
+    # Daemons, so that an interrupted caller need not wait for servers that are silent.
+    threads = [threading.Thread(target=ask, args=(url,), daemon=True) for url in urls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [outcomes[url] for url in urls]
+
+
 def _ask(url: str, action: str, body: bytes, timeout: float) -> dict[str, Any]:
-    """The answer of one server to one request. Every failure is a `CheckError` that names the server."""
-    request = urllib.request.Request(url + PATH, data=body, headers={"Content-Type": "application/json"})
+    """The report of one server. Every failure is a `CheckError` that names the server."""
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            answer = json.loads(response.read())
-    except urllib.error.HTTPError as error:
-        raise CheckError(_refusal(url, error)) from error
-    except (TimeoutError, urllib.error.URLError, http.client.HTTPException, OSError) as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, (TimeoutError, socket.timeout)):
-            raise CheckError(f"{url} did not answer within {timeout:g} s; it may still be at work") from error
-        raise CheckError(f"{url} cannot be reached: {reason or type(reason).__name__}") from error
+        answer = json.loads(_post(url, body, timeout))
     except (ValueError, RecursionError) as error:
         raise CheckError(f"{url} answered something that is no JSON: {error}") from error
-    if not isinstance(answer, dict) or not isinstance(answer.get("ranks"), list):
-        by_vllm = isinstance(answer, dict) and {"checksums", "status", "match"} & answer.keys()
-        if not by_vllm:
-            raise CheckError(f"{url} answered something that is no report: {json.dumps(answer)[:200]}")
+    if isinstance(answer, dict) and isinstance(answer.get("ranks"), list):
+        return answer
+    if isinstance(answer, dict) and {"checksums", "status", "match"} & answer.keys():
         done = ", which has set all weights to zero" if action == "reset" else ""
         raise CheckError(
-            f"{url} answered with vLLM's own endpoint{done}; it does not say which ranks answered, so {REMEDY}"
+            f"{url} answered with vLLM's own endpoint{done}; it does not say which ranks answered: {REMEDY}"
         )
-    return answer
+    raise CheckError(f"{url} answered something that is no report: {json.dumps(answer)[:200]}")
+
+
+def _post(url: str, body: bytes, timeout: float) -> bytes:
+    try:
+        request = urllib.request.Request(url + PATH, data=body, headers={"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            return bytes(response.read())
+    except urllib.error.HTTPError as error:
+        raise CheckError(_refusal(url, error)) from error
+    except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, TimeoutError):
+            raise CheckError(f"{url} did not answer within {timeout:g} s; it may still be at work") from error
+        raise CheckError(f"{url} cannot be reached: {str(reason) or type(reason).__name__}") from error
 
 
 def _refusal(url: str, error: urllib.error.HTTPError) -> str:
@@ -126,16 +154,20 @@ def _require_whole_deployment(parts: Sequence[Part]) -> int:
     for part in parts:
         for rank in part.ranks:
             if rank in server_of:
-                raise RankError(f"{server_of[rank]} and {part.source} both answered for rank {rank}; give each server once")
+                raise RankError(
+                    f"{server_of[rank]} and {part.source} both answered for rank {rank}; give each server once"
+                )
             server_of[rank] = part.source
     engines = {rank.dp for rank in server_of}
     missing = [f"dp{dp}" for dp in range(size) if dp not in engines]
     if missing:
         raise RankError(
-            f"no answer from {', '.join(missing)} of {size} data-parallel engines: "
+            f"no answer from {', '.join(missing)} of {size} data-parallel engines by {', '.join(sizes)}: "
             "give the URL of every API server of the deployment"
         )
     unknown = sorted(f"dp{dp}" for dp in engines if dp >= size)
     if unknown:
-        raise RankError(f"{', '.join(unknown)} answered, but the deployment has {size} data-parallel engines")
+        raise RankError(
+            f"{', '.join(unknown)} answered by {', '.join(sizes)}, but the deployment has {size} data-parallel engines"
+        )
     return size

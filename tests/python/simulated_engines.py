@@ -95,7 +95,9 @@ def replies(ranks: list[Worker], action: str, nonce: str, **arguments: Any) -> l
     return [worker.answer(f"weight_checker_{action}", nonce, **arguments) for worker in ranks]
 
 
-def parallel_config(pp: int = 1, pcp: int = 1, tp: int = 1, size: int = 1, index: int = 0, **more: Any) -> SimpleNamespace:
+def parallel_config(
+    pp: int = 1, pcp: int = 1, tp: int = 1, size: int = 1, index: int = 0, **more: Any
+) -> SimpleNamespace:
     settings = {
         "pipeline_parallel_size": pp,
         "prefill_context_parallel_size": pcp,
@@ -107,7 +109,7 @@ def parallel_config(pp: int = 1, pcp: int = 1, tp: int = 1, size: int = 1, index
         "data_parallel_external_lb": False,
         "data_parallel_hybrid_lb": False,
         "distributed_executor_backend": "mp",
-        "worker_extension_cls": "",
+        "worker_extension_cls": "vllm_weight_checker.WorkerExtension",
     }
     return SimpleNamespace(**{**settings, **more})
 
@@ -120,7 +122,11 @@ class SimulatedLLM:
         self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(parallel_config=config))
 
     def collective_rpc(
-        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
         return [worker.answer(method, *args, **(kwargs or {})) for worker in self.ranks]
 
@@ -144,7 +150,9 @@ class SimulatedClient:
         if api == "all":
             self.engine_core.call_utility_all_async = self._all
 
-    async def _one(self, utility: str, method: str, timeout: Any, args: Any, kwargs: Any, *, engine: bytes) -> list[Any]:
+    async def _one(
+        self, utility: str, method: str, timeout: Any, args: Any, kwargs: Any, *, engine: bytes
+    ) -> list[Any]:
         assert (utility, timeout) == ("collective_rpc", None)
         if self.gate is not None:
             await self.gate.wait()
@@ -155,10 +163,16 @@ class SimulatedClient:
         return [await self._one(*arguments, engine=dp.to_bytes(2, "little")) for dp in self.engines]
 
     async def collective_rpc(
-        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
         first = next(iter(self.engines))
-        return await self._one("collective_rpc", method, timeout, args, kwargs or {}, engine=first.to_bytes(2, "little"))
+        return await self._one(
+            "collective_rpc", method, timeout, args, kwargs or {}, engine=first.to_bytes(2, "little")
+        )
 
 
 def _filled(fill: str, seed: int, name: str, size: int) -> bytes:

@@ -21,9 +21,7 @@ sizes = st.integers(1, 3)
 
 
 def answers_of(layout: Layout, action: str, nonce: str = NONCE, **arguments: Any) -> dict[int, list[Any]]:
-    return {
-        dp: replies(workers(dp, layout.pp, layout.pcp, layout.tp), action, nonce, **arguments) for dp in layout.dp
-    }
+    return {dp: replies(workers(dp, layout.pp, layout.pcp, layout.tp), action, nonce, **arguments) for dp in layout.dp}
 
 
 def digests_of(layout: Layout) -> dict[str, str]:
@@ -124,7 +122,10 @@ def test_a_missing_a_double_and_an_unknown_rank_are_named(layout: Layout, data: 
     for wrong, name in (
         (answers[dp][:index] + answers[dp][index + 1 :], f"no answer from {rank}"),
         ([*answers[dp], copy.deepcopy(answers[dp][index])], f"more than one answer from {rank}"),
-        ([*answers[dp], *replies([Worker((77, 0, 0, 0), {"w": b"x"})], "checksum", NONCE)], "unknown dp77:pp0:pcp0:tp0"),
+        (
+            [*answers[dp], *replies([Worker((77, 0, 0, 0), {"w": b"x"})], "checksum", NONCE)],
+            "unknown dp77:pp0:pcp0:tp0",
+        ),
     ):
         with pytest.raises(RankError, match=f"not every rank answered exactly once: .*{name}"):
             merge("checksum", NONCE, {**answers, dp: wrong}, layout)
@@ -141,7 +142,10 @@ def test_an_external_launcher_answers_for_one_rank() -> None:
     ranks = workers(3, tp=2)
     report = merge("checksum", NONCE, {3: replies(ranks[1:], "checksum", NONCE)}, layout)
     assert report.ranks == ["dp3:pp0:pcp0:tp1"]
-    for wrong, message in ((ranks, "more than one answer from one rank of dp3"), ([], "no answer from one rank of dp3")):
+    for wrong, message in (
+        (ranks, "more than one answer from one rank of dp3"),
+        ([], "no answer from one rank of dp3"),
+    ):
         with pytest.raises(RankError, match=message):
             merge("checksum", NONCE, {3: replies(wrong, "checksum", NONCE)}, layout)
     with pytest.raises(RankError, match="unknown dp3:pp0:pcp0:tp5"):
@@ -244,7 +248,13 @@ def test_a_result_that_contradicts_itself_is_an_error(action: str, field: str, v
         merge(action, NONCE, {0: answers}, TP2, {})
 
 
-COUNTED = [("checksum", "hashed"), ("reset", "written"), ("reset", "shared"), ("compare", "compared"), ("compare", "equal")]
+COUNTED = [
+    ("checksum", "hashed"),
+    ("reset", "written"),
+    ("reset", "shared"),
+    ("compare", "compared"),
+    ("compare", "equal"),
+]
 
 
 @pytest.mark.parametrize(("action", "field"), COUNTED + [(action, "parameters") for action in SOUND])
