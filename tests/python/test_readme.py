@@ -155,7 +155,7 @@ def test_the_table_of_requests(server: str) -> None:
     assert len(rows) == 3
     baseline: dict[str, str] = {}
     for request, answer in rows:
-        body = json.loads(request.replace('{key: digest}', json.dumps(baseline)))
+        body = json.loads(request.replace("{key: digest}", json.dumps(baseline)))
         found = post(server, body)
         assert set(found) == set(re.findall(r'"(\w+)":', answer))
         baseline = found.get("checksums", baseline)

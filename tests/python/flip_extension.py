@@ -1,0 +1,23 @@
+"""A worker extension such as a training framework brings, with a method that damages a weight: one element, on one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class FlipOneElement:
+    """`worker_extension_cls="flip_extension.FlipOneElement"`."""
+
+    def flip_one_element(self: Any, tp: int | str, name: str) -> dict[str, Any]:
+        """Flips the lowest bit of the last element of the parameter `name`, on tensor-parallel rank `tp` only.
+
+        Text is taken for `tp`, since POST /collective_rpc passes arguments as text.
+        """
+        import torch
+        from vllm.distributed import get_tensor_model_parallel_rank
+
+        if get_tensor_model_parallel_rank() != int(tp):
+            return {"flipped": None}
+        parameter = dict(self.model_runner.get_model().named_parameters())[name]
+        parameter.data.view(torch.uint8).view(-1)[-parameter.element_size()] ^= 1
+        return {"flipped": name}
