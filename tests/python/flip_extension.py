@@ -1,4 +1,4 @@
-"""A worker extension such as a training framework brings, with a method that damages a weight: one element, on one rank."""
+"""A worker extension such as a training framework brings, whose method damages one element of a weight on one rank."""
 
 from __future__ import annotations
 

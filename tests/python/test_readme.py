@@ -7,18 +7,15 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tiny_models import tiny_llama
-from vllm_engines import ENVIRONMENT, KEEP_CPU_WEIGHTS, run
+from vllm_engines import run
+from vllm_servers import post, serve
 
 import vllm_weight_checker
 
@@ -100,38 +97,13 @@ def test_llm() -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The README's server with a tiny model, on a free port; its URL."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def server() -> Iterator[str]:
+    """The README's server with a tiny model; its URL."""
     (start,) = [line for line in commands() if "api_server" in line]
     start = start.replace("MODEL", str(tiny_llama())).replace("python ", f"{shlex.quote(sys.executable)} ", 1)
-    small = f"--host 127.0.0.1 --port {port} --enforce-eager --max-model-len 64 --gpu-memory-utilization 0.3"
-    log = (tmp_path_factory.mktemp("readme") / "server.log").open("w+")
-    environment = {**os.environ, **ENVIRONMENT, **KEEP_CPU_WEIGHTS}
-    # `env` sets the variables before the command, as a shell would, and then becomes the server: one process to end.
-    process = subprocess.Popen(["env", *shlex.split(f"{start} {small}")], env=environment, stdout=log, stderr=log)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until_it_answers(url, process, Path(log.name))
+    # `env` sets the variables before the command, as a shell would, and then becomes the server.
+    with serve(["env", *shlex.split(start)], env={}) as url:
         yield url
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-        log.close()
-
-
-def wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + 240
-    while time.monotonic() < end:
-        assert process.poll() is None, f"the server has ended:\n{log.read_text()[-4000:]}"
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=5).close()
-            return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            time.sleep(0.5)
-    raise AssertionError(f"the server does not answer:\n{log.read_text()[-4000:]}")
 
 
 def test_server(server: str, tmp_path: Path) -> None:
@@ -156,14 +128,7 @@ def test_the_table_of_requests(server: str) -> None:
     baseline: dict[str, str] = {}
     for request, answer in rows:
         body = json.loads(request.replace("{key: digest}", json.dumps(baseline)))
-        found = post(server, body)
+        status, found = post(f"{server}/weight_checker", body)
+        assert status == 200
         assert set(found) == set(re.findall(r'"(\w+)":', answer))
         baseline = found.get("checksums", baseline)
-
-
-def post(url: str, body: object) -> dict[str, dict[str, str]]:
-    request = urllib.request.Request(
-        f"{url}/weight_checker", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)
