@@ -1,4 +1,4 @@
-"""A worker extension for tests: one rank's model cannot be reached, until it is mended."""
+"""A worker extension for tests: one rank fails, in a way that can be mended or in one that cannot."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ class BreakOneRank:
     def show_model(self: Any) -> None:
         """Mends every rank."""
         vars(self.model_runner).pop("get_model", None)
+
+    def raise_on(self: Any, tp: int | str) -> None:
+        """Raises on one rank, as no worker method should: rank 0 puts the replies of the others out of step."""
+        from vllm.distributed import get_tensor_model_parallel_rank
+
+        if get_tensor_model_parallel_rank() == int(tp):
+            raise OSError("a worker method has raised")

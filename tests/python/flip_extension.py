@@ -8,15 +8,15 @@ from typing import Any
 class FlipOneElement:
     """`worker_extension_cls="flip_extension.FlipOneElement"`."""
 
-    def flip_one_element(self: Any, tp: int | str, name: str) -> dict[str, Any]:
-        """Flips the lowest bit of the last element of the parameter `name`, on tensor-parallel rank `tp` only.
+    def flip_one_element(self: Any, tp: int | str, name: str, dp: int | str = 0) -> dict[str, Any]:
+        """Flips the lowest bit of the last element of the parameter `name`, on one rank only.
 
-        Text is taken for `tp`, since POST /collective_rpc passes arguments as text.
+        Text is taken for the indices `tp` and `dp`, since POST /collective_rpc passes arguments as text.
         """
         import torch
         from vllm.distributed import get_tensor_model_parallel_rank
 
-        if get_tensor_model_parallel_rank() != int(tp):
+        if (self.parallel_config.data_parallel_index, get_tensor_model_parallel_rank()) != (int(dp), int(tp)):
             return {"flipped": None}
         parameter = dict(self.model_runner.get_model().named_parameters())[name]
         parameter.data.view(torch.uint8).view(-1)[-parameter.element_size()] ^= 1

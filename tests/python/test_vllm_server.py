@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bad_requests import BAD_REQUESTS
+from own_endpoint import OWN_PATH
 from tiny_models import tiny_llama
 from vllm_servers import CHECKED, SERVER, post, serve
 
@@ -16,8 +18,8 @@ from vllm_weight_checker import CheckError, MismatchError, WeightChecker
 from vllm_weight_checker.cli import main
 
 RANKS = ["dp0:pp0:pcp0:tp0", "dp0:pp0:pcp0:tp1"]
-# vLLM's own functions stay in place, so that its digests are the truth that ours are compared with.
-OWN = {**CHECKED, "VLLM_WEIGHT_CHECKER_ACCELERATE": "0"}
+# vLLM's own functions stay in place, and its own endpoint is there too: the truth that ours is compared with.
+OWN = {**CHECKED, "VLLM_PLUGINS": f"{CHECKED['VLLM_PLUGINS']},vllms_own", "VLLM_WEIGHT_CHECKER_ACCELERATE": "0"}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,8 @@ def tensor_parallel() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def data_parallel() -> Iterator[str]:
-    with serve([*SERVER, "--model", str(tiny_llama()), "--data-parallel-size", "2"], OWN) as url:
+    extension = ("--worker-extension-cls", "flip_extension.FlipOneElement")
+    with serve([*SERVER, "--model", str(tiny_llama()), "--data-parallel-size", "2", *extension], OWN) as url:
         yield url
 
 
@@ -122,10 +125,23 @@ def test_the_command(tensor_parallel: str, tmp_path: Path, capsys: pytest.Captur
     assert main(["compare", "--url", tensor_parallel, "--baseline", str(file)]) == 0
 
 
-def test_refusals(tensor_parallel: str) -> None:
-    for body in [{}, {"action": "verify all"}, {"action": "compare"}, {"action": "compare", "baseline": {"a": 1}}]:
-        status, answer = post(f"{tensor_parallel}/weight_checker", body)
-        assert status == 400 and answer["error"]["code"] == 400, (body, answer)
+def test_answers_are_vllms_own(tensor_parallel: str) -> None:
+    own_path = f"{tensor_parallel}{OWN_PATH}"
+    baseline = post(own_path, {"action": "checksum"})[1]["checksums"]
+    gone, changed = sorted(baseline)[:2]
+    other = {**baseline, changed: "0" * 64, "dp1:pp0:pcp0:tp0:x": "1", "no rank": "2"}
+    del other[gone]
+    requests = [{"action": "checksum"}, *({"action": "compare", "baseline": keys} for keys in (baseline, other, {}))]
+    for body in [*requests, {"action": "reset"}, *requests]:
+        ours = post(f"{tensor_parallel}/weight_checker", body)
+        assert ours == post(own_path, body) and ours[0] == 200, body
+    rpc(tensor_parallel, "reload_weights")
+
+
+def test_refusals_are_vllms_own(tensor_parallel: str) -> None:
+    for body in BAD_REQUESTS:
+        ours = post(f"{tensor_parallel}/weight_checker", body)
+        assert ours == post(f"{tensor_parallel}{OWN_PATH}", body) and ours[0] == 400, body[:100]
 
 
 def test_checks_at_once(tensor_parallel: str) -> None:
@@ -156,10 +172,9 @@ def test_an_error_on_one_rank(tensor_parallel: str, capsys: pytest.CaptureFixtur
 
 
 def test_every_replica_is_checked(data_parallel: str) -> None:
-    first_only = rpc(data_parallel, "compute_weight_checksums")
-    assert len(first_only) == 1, "vLLM answers for one engine of two here"
-    (own,) = first_only
-    both = {key.replace("dp0:", f"dp{dp}:", 1): digest for key, digest in own.items() for dp in (0, 1)}
+    assert len(rpc(data_parallel, "compute_weight_checksums")) == 1, "vLLM answers for one engine of two here"
+    both = post(f"{data_parallel}{OWN_PATH}", {"action": "checksum"})[1]["checksums"]
+    assert {key.partition(":")[0] for key in both} == {"dp0", "dp1"}
     checker = WeightChecker(data_parallel)
     report = checker.checksum(detail=True)
     assert report.checksums == both
@@ -169,3 +184,18 @@ def test_every_replica_is_checked(data_parallel: str) -> None:
     assert checker.compare(both).differing == sorted(both)
     rpc(data_parallel, "reload_weights")
     assert checker.compare(both, raise_on_mismatch=True).equal == len(both)
+    rpc(data_parallel, "flip_one_element", "0", "model.norm.weight", "1")
+    assert checker.compare(both).mismatches == ["dp1:pp0:pcp0:tp0:model.norm.weight"]
+
+
+def test_replies_out_of_step_are_never_taken_for_digests(tensor_parallel: str) -> None:
+    """Last, since nothing brings this server's replies back into step."""
+    checker = WeightChecker(tensor_parallel)
+    baseline = checker.checksum()
+    assert post(f"{tensor_parallel}/collective_rpc", {"method": "raise_on", "args": ["0"]})[0] == 500
+    for body in [{"action": "checksum"}, {"action": "compare", "baseline": baseline}, {"action": "checksum"}]:
+        status, answer = post(f"{tensor_parallel}/weight_checker", body)
+        message = answer["error"]["message"]
+        assert status == 500 and f"({RANKS[1]})" in message and "restart the engine" in message
+    with pytest.raises(CheckError, match="restart the engine"):
+        checker.checksum()

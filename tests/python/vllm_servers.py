@@ -45,8 +45,9 @@ def serve(command: Sequence[str], env: dict[str, str]) -> Iterator[str]:
 
 
 def post(url: str, body: Any, timeout: float = 120) -> tuple[int, Any]:
-    """The status and the JSON that a POST of `body` is answered with."""
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    """The status and the JSON that a POST of `body`, bytes or what JSON can hold, is answered with."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=timeout) as answer:
             return answer.status, json.load(answer)
