@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ._native import FILLS
 from .baselines import flat
 from .client import WeightChecker
 from .errors import CheckError
@@ -63,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     checksum = _action(actions, "checksum", _checksum, "hash every parameter on every rank")
     checksum.add_argument("-o", "--output", metavar="FILE", type=Path, help="save {key: digest} as a baseline")
     reset = _action(actions, "reset", _reset, "overwrite every parameter on every rank; this destroys the served model")
-    reset.add_argument("--fill", choices=("zero", "random", "poison"), default="zero", help="with what (zero)")
+    reset.add_argument("--fill", choices=tuple(FILLS), default="zero", help="with what (zero)")
     reset.add_argument("--seed", type=_seed, default=0, metavar="N", help="of a random fill (0)")
     compare = _action(actions, "compare", _compare, "compare every parameter on every rank with a saved checksum")
     compare.add_argument("--baseline", metavar="FILE", type=Path, required=True, help="what checksum has saved")

@@ -17,6 +17,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field, ValidationError
 
 from . import loop_json
+from ._native import ALGORITHMS, FILLS
 from .engines import check_client
 from .errors import CheckError
 from .notices import log
@@ -69,8 +70,8 @@ class _OwnFields(BaseModel):
     """The fields of a request that vLLM's endpoint does not have."""
 
     detail: bool = False
-    algorithm: Literal["sha256"] = "sha256"
-    fill: Literal["zero", "random", "poison"] = "zero"
+    algorithm: Literal[tuple(ALGORITHMS)] = "sha256"  # type: ignore[valid-type]
+    fill: Literal[tuple(FILLS)] = "zero"  # type: ignore[valid-type]
     seed: int = Field(0, ge=0, lt=2**64)
 
     @classmethod

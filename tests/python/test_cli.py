@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import threading
@@ -224,6 +225,12 @@ def test_a_place_that_cannot_be_written_is_refused_first(stack: ExitStack, tmp_p
 def test_bad_usage(arguments: list[str]) -> None:
     done = command(*arguments)
     assert done.returncode == 2 and done.stderr and done.stdout == "" and "Traceback" not in done.stderr
+
+
+def test_the_version_is_the_crates() -> None:
+    crate = (Path(__file__).parents[2] / "Cargo.toml").read_text().partition("[package]")[2]
+    version = re.search(r'^version = "(.*)"$', crate, re.MULTILINE)
+    assert version and command("--version").stdout == f"weight-checker {version[1]}\n"
 
 
 def test_a_silent_server(stack: ExitStack) -> None:
