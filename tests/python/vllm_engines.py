@@ -186,7 +186,7 @@ def _be_child(request: dict[str, Any]) -> None:
     os.environ.update(request["env"])
     try:
         case = getattr(importlib.import_module(request["module"]), request["function"])
-        answer = json.dumps({"result": case(**request["arguments"])})
+        answer = json.dumps({"result": case(**request["arguments"])}, default=dict)  # a Report is a mapping
     except BaseException:
         answer = json.dumps({FAILED: traceback.format_exc()})
     Path(request["answer"]).write_text(answer)
