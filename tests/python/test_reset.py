@@ -7,6 +7,7 @@ import json
 import mmap
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,11 +104,21 @@ def random_digests() -> dict[str, str]:
     return checksum(made)
 
 
+# It stays in this folder, since PYTHONPATH and the library's path may be relative to it.
+RANDOM_DIGESTS = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from test_reset import random_digests
+print(json.dumps(random_digests()))
+"""
+
+
 def test_random_bytes_are_the_same_on_every_run_and_differ_by_name_and_seed() -> None:
     here = random_digests()
-    program = "import json, test_reset; print(json.dumps(test_reset.random_digests()))"
-    there = subprocess.run([sys.executable, "-c", program], cwd=sys.path[0], capture_output=True, text=True, check=True)
-    assert json.loads(there.stdout.splitlines()[-1]) == here
+    command = [sys.executable, "-c", RANDOM_DIGESTS, str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == here
     assert len(set(here.values())) == len(here)
     tensor = torch.zeros(100)
     seen = set()
