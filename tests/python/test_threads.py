@@ -91,8 +91,10 @@ def check_in_child(arrays: dict[str, np.ndarray[Any, Any]], truth: dict[str, str
     assert len(compare(copies, truth).differing) == len(copies) - 1
 
 
+# It stays in this folder, since PYTHONPATH and the library's path may be relative to it.
 FORKING = """
-import multiprocessing, threading
+import multiprocessing, sys, threading
+sys.path.insert(0, sys.argv[1])
 from test_threads import check_in_child, checksum, model
 
 tensors, truth = model()
@@ -123,8 +125,9 @@ print([child.exitcode for child in children])
 
 def test_forked_children_can_check_while_the_parent_does() -> None:
     """In a process of its own, which has nothing else that a fork could disturb."""
-    folder = Path(__file__).parent
-    done = subprocess.run([sys.executable, "-c", FORKING], cwd=folder, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", FORKING, str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == str([0] * 12), done.stderr
 
 
