@@ -94,5 +94,6 @@ def test_it_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     assert found == version(wheel)
     assert Path(library).is_relative_to(tmp_path / "env")
     assert digest == hashlib.sha256(bytes(range(256)) * 8).hexdigest()
-    command = [tmp_path / "env" / "bin" / "weight-checker", "--help"]
-    assert "compare" in subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout
+    command = [tmp_path / "env" / "bin" / "weight-checker", "--version"]
+    done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"weight-checker {version(wheel)}\n"), done.stderr
