@@ -1,9 +1,9 @@
 """How fast `checksum` is beside vLLM's own digests and hashlib, as ratios from one run on two cores.
 
-    python tests/bench/bench_checksum.py [--require]
+    python tests/bench/bench_checksum.py [--megabytes N] [--runs N] [--require]
 
 The model is about 2 GB of bfloat16 in the shapes of a Llama: embedding, head, and in each layer the fused
-query-key-value, output, fused gate-up and down projections and two norms. Times are medians of several rounds that
+query-key-value, output, fused gate-up and down projections and two norms. Times are medians of several runs that
 take turns, so that a busy moment meets everybody. With --require, the exit status is 1 when a target is missed.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import math
 import os
 import re
 import statistics
@@ -20,15 +21,21 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from vllm_weight_checker import Rank, checksum
 
+ALGORITHMS = ["sha256"]
+"""Each has its rows in the table."""
+
 CORES = 2
-ROUNDS = 7
+MEGABYTES, RUNS = 2_000, 5
 VOCABULARY, HIDDEN, KEY_VALUE, INTERMEDIATE, LAYERS = 64_000, 2_048, 512, 8_192, 12
+"""The shapes at `MEGABYTES`; the layers stay when the model is scaled."""
+
 SMALL_TENSORS, SMALL_BYTES = 2_000, 4_096
 TARGET_SPEED, TARGET_MEMORY_MIB = 1.8, 16.0
 MIB = 1 << 20
@@ -36,16 +43,15 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table. A `target` is a least ratio."""
+    """A line of the table. `met` is None when there is no target."""
 
     what: str
+    algorithm: str
     ours: str
-    theirs: str
-    ratio: float
-    target: float | None = None
-
-    def missed(self) -> bool:
-        return self.target is not None and self.ratio < self.target
+    theirs: str = ""
+    ratio: str = ""
+    target: str = ""
+    met: bool | None = None
 
 
 def weight(*shape: int) -> torch.nn.Parameter:
@@ -55,21 +61,26 @@ def weight(*shape: int) -> torch.nn.Parameter:
     return torch.nn.Parameter(bits, requires_grad=False)
 
 
-def llama() -> torch.nn.Module:
+def llama(megabytes: int) -> torch.nn.Module:
+    """About `megabytes` * 10**6 bytes: every width is scaled by the same factor, to a multiple of 16."""
+    factor = math.sqrt(megabytes / MEGABYTES)
+    vocabulary, hidden, key_value, intermediate = (
+        max(1, round(width * factor / 16)) * 16 for width in (VOCABULARY, HIDDEN, KEY_VALUE, INTERMEDIATE)
+    )
     model = torch.nn.Module()
-    model.register_parameter("embed_tokens", weight(VOCABULARY, HIDDEN))
+    model.register_parameter("embed_tokens", weight(vocabulary, hidden))
     layers = model.layers = torch.nn.ModuleList()
     for _ in range(LAYERS):
         layer = torch.nn.Module()
-        layer.register_parameter("qkv_proj", weight(HIDDEN + 2 * KEY_VALUE, HIDDEN))
-        layer.register_parameter("o_proj", weight(HIDDEN, HIDDEN))
-        layer.register_parameter("gate_up_proj", weight(2 * INTERMEDIATE, HIDDEN))
-        layer.register_parameter("down_proj", weight(HIDDEN, INTERMEDIATE))
-        layer.register_parameter("input_layernorm", weight(HIDDEN))
-        layer.register_parameter("post_attention_layernorm", weight(HIDDEN))
+        layer.register_parameter("qkv_proj", weight(hidden + 2 * key_value, hidden))
+        layer.register_parameter("o_proj", weight(hidden, hidden))
+        layer.register_parameter("gate_up_proj", weight(2 * intermediate, hidden))
+        layer.register_parameter("down_proj", weight(hidden, intermediate))
+        layer.register_parameter("input_layernorm", weight(hidden))
+        layer.register_parameter("post_attention_layernorm", weight(hidden))
         layers.append(layer)
-    model.register_parameter("norm", weight(HIDDEN))
-    model.register_parameter("lm_head", weight(VOCABULARY, HIDDEN))
+    model.register_parameter("norm", weight(hidden))
+    model.register_parameter("lm_head", weight(vocabulary, hidden))
     return model
 
 
@@ -77,10 +88,10 @@ def hashlib_digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.detach().view(-1).view(torch.uint8).numpy()).hexdigest()
 
 
-def medians(work: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds for each, after one round that does not count."""
+def medians(work: dict[str, Callable[[], object]], runs: int) -> dict[str, float]:
+    """Seconds for each, after one run that does not count."""
     times: dict[str, list[float]] = {name: [] for name in work}
-    for number in range(ROUNDS + 1):
+    for number in range(runs + 1):
         for name, call in work.items():
             start = time.perf_counter()
             call()
@@ -89,67 +100,75 @@ def medians(work: dict[str, Callable[[], object]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def large_rows() -> list[Row]:
+def large_rows(megabytes: int, runs: int) -> list[Row]:
     from vllm.model_executor.model_loader.weight_checksum import compute_tensor_digests
 
-    model = llama()
+    model = llama(megabytes)
     tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
     size = sum(tensor.nbytes for tensor in tensors.values())
-    print(f"Model: {len(tensors)} tensors, {size / 1e9:.2f} GB of bfloat16; medians of {ROUNDS} rounds\n")
+    print(f"Model: {len(tensors)} tensors, {size / 1e9:.2f} GB of bfloat16; medians of {runs} runs\n")
     if checksum(tensors) != {Rank().prefix + name: digest for name, digest in compute_tensor_digests(model).items()}:
         raise SystemExit("the digests are not vLLM's: nothing was measured")
     largest_first = sorted(tensors.values(), key=lambda tensor: -tensor.nbytes)
     with ThreadPoolExecutor(CORES) as pool:
-        seconds = medians(
-            {
-                "vllm": lambda: compute_tensor_digests(model),
-                "pool": lambda: list(pool.map(hashlib_digest, largest_first)),
-                "one": lambda: checksum(tensors, threads=1),
-                "two": lambda: checksum(tensors, threads=2),
-                "ours": lambda: checksum(tensors),
-            }
-        )
+        work: dict[str, Callable[[], object]] = {
+            "vllm": lambda: compute_tensor_digests(model),
+            "pool": lambda: list(pool.map(hashlib_digest, largest_first)),
+        }
+        for algorithm in ALGORITHMS:
+            for name, threads in (("one", 1), ("two", 2), ("ours", 0)):
+                work[f"{name} {algorithm}"] = partial(checksum, tensors, algorithm=algorithm, threads=threads)
+        seconds = medians(work, runs)
 
-    def row(what: str, ours: str, theirs: str, target: float | None = None) -> Row:
+    def row(what: str, algorithm: str, ours: str, theirs: str, target: float | None = None) -> Row:
         speed = {name: f"{size / seconds[name] / 1e9:.2f} GB/s" for name in (ours, theirs)}
-        return Row(what, speed[ours], speed[theirs], seconds[theirs] / seconds[ours], target)
+        ratio = seconds[theirs] / seconds[ours]
+        goal, met = ("", None) if target is None else (f"at least {target:g}", ratio >= target)
+        return Row(what, algorithm, speed[ours], speed[theirs], f"{ratio:.2f}", goal, met)
 
+    rows = []
+    for algorithm in ALGORITHMS:
+        ours, one, two = f"ours {algorithm}", f"one {algorithm}", f"two {algorithm}"
+        rows += [
+            row("checksum : vLLM's compute_tensor_digests", algorithm, ours, "vllm", TARGET_SPEED),
+            row(f"checksum : hashlib in a pool of {CORES} threads", algorithm, ours, "pool"),
+            row("checksum on two threads : on one", algorithm, two, one),
+        ]
+    return rows
+
+
+def small_rows(runs: int) -> list[Row]:
+    tensors = {f"layers.{n}.scale": torch.randn(SMALL_BYTES // 4) for n in range(SMALL_TENSORS)}
+    work: dict[str, Callable[[], object]] = {
+        "hashlib": lambda: {name: hashlib_digest(tensor) for name, tensor in tensors.items()}
+    }
+    work |= {algorithm: partial(checksum, tensors, algorithm=algorithm) for algorithm in ALGORITHMS}
+    seconds = medians(work, runs)
+    each = {name: f"{value / SMALL_TENSORS * 1e6:.2f} us" for name, value in seconds.items()}
+    what = f"a tensor of {SMALL_TENSORS} with {SMALL_BYTES} bytes : hashlib in a loop"
     return [
-        row("checksum : vLLM's compute_tensor_digests", "ours", "vllm", TARGET_SPEED),
-        row(f"checksum : hashlib in a pool of {CORES} threads", "ours", "pool"),
-        row("checksum on two threads : on one", "two", "one"),
+        Row(what, algorithm, each[algorithm], each["hashlib"], f"{seconds['hashlib'] / seconds[algorithm]:.2f}")
+        for algorithm in ALGORITHMS
     ]
 
 
-def small_row() -> Row:
-    tensors = {f"layers.{n}.scale": torch.randn(SMALL_BYTES // 4) for n in range(SMALL_TENSORS)}
-    seconds = medians(
-        {
-            "ours": lambda: checksum(tensors),
-            "theirs": lambda: {name: hashlib_digest(tensor) for name, tensor in tensors.items()},
-        }
-    )
-    each = {name: f"{value / SMALL_TENSORS * 1e6:.2f} us" for name, value in seconds.items()}
-    what = f"a tensor of {SMALL_TENSORS} with {SMALL_BYTES} bytes : hashlib in a loop"
-    return Row(what, each["ours"], each["theirs"], seconds["theirs"] / seconds["ours"])
+def memory_row(algorithm: str, megabytes: int) -> Row:
+    command = [sys.executable, __file__, "--megabytes", str(megabytes), "--measure-memory", algorithm]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    extra = float(done.stdout)
+    goal = f"under {TARGET_MEMORY_MIB:g} MiB"
+    return Row("peak extra memory", algorithm, f"{extra:.1f} MiB", target=goal, met=extra < TARGET_MEMORY_MIB)
 
 
-def memory_row() -> Row:
-    command = [sys.executable, __file__, "--measure-memory"]
-    extra = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    what = "peak extra memory : what it may be"
-    return Row(what, f"{extra:.1f} MiB", f"{TARGET_MEMORY_MIB:.1f} MiB", TARGET_MEMORY_MIB / max(extra, 0.1), 1.0)
-
-
-def measure_memory() -> None:
+def measure_memory(algorithm: str, megabytes: int) -> None:
     """Prints by how many MiB the resident memory rises at most during a checksum; in a process of its own."""
-    tensors: dict[str, torch.Tensor] = dict(llama().named_parameters())
+    tensors: dict[str, torch.Tensor] = dict(llama(megabytes).named_parameters())
     # A strided tensor too, which has to be gathered.
     tensors["transposed"] = tensors["layers.0.gate_up_proj"].t()
     checksum({"w": torch.zeros(1)})  # loads the library
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
     before = resident("VmRSS")
-    checksum(tensors)
+    checksum(tensors, algorithm=algorithm)
     print((resident("VmHWM") - before) / MIB)
 
 
@@ -170,17 +189,30 @@ def print_machine() -> None:
 
 
 def print_table(rows: list[Row]) -> None:
-    width = max(len(row.what) for row in rows)
-    print(f"{'':{width}}  {'ours':>10}  {'theirs':>10}  {'ratio':>6}")
+    table = [("", "algorithm", "ours", "theirs", "ratio", "target")]
     for row in rows:
-        verdict = "" if row.target is None else f"  target {row.target:g}: {'MISSED' if row.missed() else 'met'}"
-        print(f"{row.what:{width}}  {row.ours:>10}  {row.theirs:>10}  {row.ratio:6.2f}{verdict}")
+        verdict = "" if row.met is None else f"{row.target}: {'met' if row.met else 'MISSED'}"
+        table.append((row.what, row.algorithm, row.ours, row.theirs, row.ratio, verdict))
+    widths = [max(map(len, column)) for column in zip(*table)]
+    for what, algorithm, *numbers, verdict in table:
+        cells = [what.ljust(widths[0]), algorithm.ljust(widths[1])]
+        cells += [number.rjust(width) for number, width in zip(numbers, widths[2:])]
+        print("  ".join([*cells, verdict]).rstrip())
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--megabytes", type=positive, default=MEGABYTES, metavar="N", help="size of the model (2000)")
+    parser.add_argument("--runs", type=positive, default=RUNS, metavar="N", help="runs that a median is of (5)")
     parser.add_argument("--require", action="store_true", help="exit with 1 when a target is missed")
-    parser.add_argument("--measure-memory", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--measure-memory", choices=ALGORITHMS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[:CORES]
     if len(cores) < CORES:
@@ -188,12 +220,13 @@ def main() -> int:
     os.sched_setaffinity(0, cores)
     torch.set_num_threads(CORES)
     if arguments.measure_memory:
-        measure_memory()
+        measure_memory(arguments.measure_memory, arguments.megabytes)
         return 0
     print_machine()
-    rows = [*large_rows(), small_row(), memory_row()]
+    rows = [*large_rows(arguments.megabytes, arguments.runs), *small_rows(arguments.runs)]
+    rows += [memory_row(algorithm, arguments.megabytes) for algorithm in ALGORITHMS]
     print_table(rows)
-    return 1 if arguments.require and any(row.missed() for row in rows) else 0
+    return 1 if arguments.require and any(row.met is False for row in rows) else 0
 
 
 if __name__ == "__main__":
