@@ -78,8 +78,31 @@ impl Layout {
 
     /// All blocks in row-major order.
     pub fn rows(&self) -> Rows<'_> {
+        self.rows_from(0)
+    }
+
+    /// The rows from row number `first` on.
+    pub fn rows_from(&self, first: u64) -> Rows<'_> {
         let outer = self.dims.len().saturating_sub(1);
-        Rows { layout: self, index: vec![0; outer], next: (self.bytes > 0).then_some(0) }
+        let mut index = vec![0; outer];
+        let (mut left, mut offset) = (first, 0);
+        for dim in (0..outer).rev() {
+            let (count, stride) = self.dims[dim];
+            index[dim] = left % count;
+            offset += index[dim] * stride;
+            left /= count;
+        }
+        Rows { layout: self, index, next: (self.bytes > 0 && left == 0).then_some(offset) }
+    }
+
+    /// Whether all elements lie side by side.
+    pub fn is_contiguous(&self) -> bool {
+        self.dims.is_empty()
+    }
+
+    /// Blocks in a row, and bytes in a block; 0 bytes when there are no elements.
+    pub fn row_shape(&self) -> (u64, u64) {
+        (self.dims.last().map_or(1, |(count, _)| *count), self.block)
     }
 }
 
@@ -232,6 +255,10 @@ mod tests {
             let bytes = by_definition(&shape, &strides, element);
             prop_assert_eq!(layout.bytes(), bytes.len() as u64);
             prop_assert_eq!(layout.extent(), bytes.iter().max().map_or(0, |last| last + 1));
+            let rows: Vec<Row> = layout.rows().collect();
+            for first in 0..=rows.len() {
+                prop_assert!(layout.rows_from(first as u64).eq(rows[first..].iter().copied()));
+            }
             prop_assert_eq!(visited(&layout), bytes);
         }
     }

@@ -8,9 +8,12 @@ mod log;
 pub mod types;
 
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::ptr;
+use std::sync::OnceLock;
 
 use self::guard::{guard, not_null, rank, slice, tensors, text, with_options, write_json};
 use self::types::{WC_ABI_VERSION, WC_DIGEST_SIZE, WcLogCallback, WcOptions, WcRank, WcTensor};
+use crate::hash;
 use crate::mapped::Access;
 use crate::ops;
 use crate::status::{Error, Status};
@@ -31,6 +34,20 @@ pub extern "C" fn wc_abi_version() -> u32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn wc_version() -> *const c_char {
     VERSION.as_ptr()
+}
+
+/// The name of the hash backend in use, such as "avx512+shani": what fills lanes, and what runs few messages fast. Static: do not
+/// free. NULL when the environment variable `WC_BACKEND` forces a backend that this processor lacks; `wc_last_error` says so.
+#[unsafe(no_mangle)]
+pub extern "C" fn wc_backend() -> *const c_char {
+    static NAME: OnceLock<CString> = OnceLock::new();
+    let mut name = ptr::null();
+    guard(|| {
+        let found = hash::backend_name()?;
+        name = NAME.get_or_init(|| CString::new(found).unwrap_or_default()).as_ptr();
+        Ok(())
+    });
+    name
 }
 
 /// Hashes tensors and gives their digests under the keys of a rank.
