@@ -113,8 +113,12 @@ pub fn first_of_same_memory(views: &[TensorView<'_>]) -> Vec<usize> {
 pub unsafe fn views<'a>(tensors: &[RawTensor<'a>], access: Access) -> Result<Vec<TensorView<'a>>> {
     refuse_duplicates(tensors)?;
     let views = tensors.iter().map(check).collect::<Result<Vec<_>>>()?;
-    let map = MemoryMap::of_this_process()?;
+    let mut map = None;
     for view in views.iter().filter(|view| view.bytes() > 0) {
+        let map: &MemoryMap = match &mut map {
+            Some(map) => map,
+            none => none.insert(MemoryMap::of_this_process()?),
+        };
         map.check(view.addresses(), access).map_err(|(status, what)| Error::of_tensor(status, view.name, what))?;
     }
     Ok(views)
