@@ -49,9 +49,7 @@ _READ_ONLY, _COPIED, _SUBBYTE_PADDED = 1, 2, 4
 _MAX_NDIM = 64
 _DEVICES = {CPU, CUDA, CUDA_HOST, ROCM, ROCM_HOST, CUDA_MANAGED}
 
-_IS_VALID = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_IsValid", ctypes.pythonapi)
-)
+_IS_VALID = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
 _POINTER = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -88,7 +86,9 @@ def _export(exporter: Any) -> object:
 
 def _read(tensor: DLTensor, flags: int) -> Buffer:
     if tensor.device_type not in _DEVICES:
-        raise TensorError(f"is on the DLPack device type {tensor.device_type}, which cannot be read in place; copy it to the host")
+        raise TensorError(
+            f"is on the DLPack device type {tensor.device_type}, which cannot be read in place; pass a copy on the host"
+        )
     if not 0 <= tensor.ndim <= _MAX_NDIM:
         raise TensorError(f"is exported by DLPack with {tensor.ndim} dimensions")
     if flags & _SUBBYTE_PADDED and tensor.bits * tensor.lanes < 8:

@@ -72,6 +72,8 @@ _LEVELS = {1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO, 4: logging.DEB
 _log = logging.getLogger("vllm_weight_checker.native")
 _loading = threading.Lock()
 _loaded: ctypes.CDLL | None = None
+# A process that is forked while another thread loads would wait for that thread, which it does not have.
+os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
 
 
 def library() -> ctypes.CDLL:

@@ -55,5 +55,6 @@ def pybuffer(exporter: Any) -> tuple[object, int, int, bool]:
     try:
         held = _Held(exporter)
     except (TypeError, BufferError) as error:
-        raise TensorError(f"has data in a {type(exporter).__qualname__} without one contiguous buffer: {error}") from error
+        kind = type(exporter).__qualname__
+        raise TensorError(f"has data in a {kind} without one contiguous buffer: {error}") from error
     return held, held.view.buf or 0, held.view.len, bool(held.view.readonly)

@@ -27,7 +27,8 @@ def read_numpy(array: numpy.ndarray[Any, Any]) -> Buffer:
     """
     dtype = array.dtype
     if not dtype.isnative:
-        raise TensorError(f"has the dtype {dtype.str} in foreign byte order; pass .astype({dtype.newbyteorder('=').str!r})")
+        native = dtype.newbyteorder("=").str
+        raise TensorError(f"has the dtype {dtype.str} in foreign byte order; pass .astype({native!r})")
     if dtype.name not in BY_NAME:
         raise TensorError(f"has the dtype {dtype}, which is no number of a known width; pass an array of numbers")
     readonly = "" if array.flags.writeable else _READONLY
@@ -70,7 +71,9 @@ def element_strides(shape: Sequence[int], strides: Sequence[int], size: int) -> 
         raise TensorError(f"has {len(shape)} dimensions and {len(strides)} strides")
     steps = [stride if extent > 1 else 0 for extent, stride in zip(shape, strides)]
     if any(step % size for step in steps):
-        raise TensorError(f"has strides of {tuple(strides)} bytes, no multiple of its {size}-byte elements; pass a copy")
+        raise TensorError(
+            f"has strides of {tuple(strides)} bytes, no multiple of its {size}-byte elements; pass a copy"
+        )
     return [step // size for step in steps]
 
 

@@ -8,12 +8,11 @@ def dlpack_type(code: int, bits: int, lanes: int = 1) -> int:
     return code | bits << 8 | lanes << 16
 
 
-BYTE = dlpack_type(1, 8)
-
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
+BYTE = dlpack_type(_UINT, 8)
 
 # An element of a type that DLPack cannot name, or that torch or numpy keeps in a wider cell than
-# its name says (int4 in one byte), is described as the unsigned integer of its cell: its bytes.
+# its name says (int4 in one byte), is described as an integer of its cell's size: its bytes.
 BY_NAME: dict[str, int] = {
     "bool": dlpack_type(_BOOL, 8),
     **{f"int{bits}": dlpack_type(_INT, bits) for bits in (8, 16, 32, 64)},
@@ -36,7 +35,7 @@ BY_NAME: dict[str, int] = {
     "quint8": dlpack_type(_UINT, 8),
     "qint32": dlpack_type(_INT, 32),
     # one value or field group in each byte (or two bytes)
-    **{f"int{bits}": BYTE for bits in range(1, 8)},
+    **{f"int{bits}": dlpack_type(_INT, 8) for bits in range(1, 8)},
     **{f"uint{bits}": BYTE for bits in range(1, 8)},
     **{name: BYTE for name in ("bits8", "bits1x8", "bits2x4", "bits4x2")},
     "bits16": dlpack_type(_UINT, 16),

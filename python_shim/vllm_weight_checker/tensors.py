@@ -115,8 +115,18 @@ def _pack(names: list[str], buffers: list[Buffer], keep: list[object]) -> Descri
         shape_address = dim_base + dims.itemsize * dim_offset
         ndim = len(shape)
         WC_TENSOR.pack_into(
-            table, position, WC_TENSOR.size, name_base + name_offset, address, device_type, device_id, ndim, dtype,
-            shape_address, 0 if strides is None else shape_address + dims.itemsize * ndim, byte_offset,
+            table,
+            position,
+            WC_TENSOR.size,
+            name_base + name_offset,
+            address,
+            device_type,
+            device_id,
+            ndim,
+            dtype,
+            shape_address,
+            0 if strides is None else shape_address + dims.itemsize * ndim,
+            byte_offset,
         )
         position += WC_TENSOR.size
     return Described(table.buffer_info()[0], len(buffers), names, (table, name_bytes, dims, *keep))

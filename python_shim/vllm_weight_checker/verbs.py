@@ -85,6 +85,9 @@ def compare(
 
 
 def _baseline_text(baseline: Mapping[str, str] | str) -> bytes:
+    if not isinstance(baseline, (str, Mapping)):
+        what = f"the baseline is a {type(baseline).__qualname__}; pass a mapping of key to digest, or its JSON text"
+        raise NativeError(Status.BAD_BASELINE, what)
     try:
         text = (baseline if isinstance(baseline, str) else json.dumps(dict(baseline))).encode()
     except (TypeError, ValueError) as error:

@@ -20,11 +20,21 @@ def name_of(capsule: object) -> bytes:
 class Exporter:
     """Exports `array` (numpy, contiguous) in a hand-made versioned capsule; `fields` replace those of the DLTensor."""
 
-    def __init__(self, array: Any, flags: int = 0, major: int = 1, capsule_name: bytes = b"dltensor_versioned", **fields: Any) -> None:
+    def __init__(
+        self,
+        array: Any,
+        flags: int = 0,
+        major: int = 1,
+        capsule_name: bytes = b"dltensor_versioned",
+        shape: tuple[int, ...] | None = None,
+        **fields: Any,
+    ) -> None:
         self.array, self.capsule_name = array, capsule_name
-        self._shape = (ctypes.c_int64 * array.ndim)(*array.shape)
-        values = {"data": array.ctypes.data, "device_type": 1, "ndim": array.ndim, "code": 1, "bits": 8, "lanes": 1, **fields}
-        self._managed = DLManagedTensorVersioned(major=major, minor=0, flags=flags, tensor=DLTensor(shape=self._shape, **values))
+        shape = array.shape if shape is None else shape
+        self._shape = (ctypes.c_int64 * len(shape))(*shape)
+        values = {"data": array.ctypes.data, "device_type": 1, "ndim": len(shape), "code": 1, "bits": 8, "lanes": 1}
+        tensor = DLTensor(**{**values, "shape": self._shape, **fields})
+        self._managed = DLManagedTensorVersioned(major=major, minor=0, flags=flags, tensor=tensor)
 
     def __dlpack__(self, **_: Any) -> object:
         return _new(ctypes.addressof(self._managed), self.capsule_name, None)

@@ -16,7 +16,9 @@ from vllm_weight_checker import Rank, checksum
 from vllm_weight_checker._native import library
 from vllm_weight_checker.tensors import describe
 
-EDGES = sorted({edge + step for edge in (4096, 65536, 262144, 1 << 20, 4 << 20) for step in (-65, -64, -1, 0, 1, 63, 64)})
+EDGES = sorted(
+    {edge + step for edge in (4096, 65536, 262144, 1 << 20, 4 << 20) for step in (-65, -64, -1, 0, 1, 63, 64)}
+)
 
 
 def expect(tensors: dict[str, object], truth: dict[str, str], **options: int) -> None:
@@ -41,15 +43,25 @@ def test_every_length_at_every_misalignment() -> None:
     raw = painted(1024)
     tensor = torch.from_numpy(raw)
     spans = {f"{length} at {start}": slice(start, start + length) for length in range(301) for start in range(0, 64, 7)}
-    expect({name: tensor[span] for name, span in spans.items()}, {name: sha256(raw[span]) for name, span in spans.items()})
+    expect(
+        {name: tensor[span] for name, span in spans.items()}, {name: sha256(raw[span]) for name, span in spans.items()}
+    )
 
 
 @pytest.mark.parametrize("length", EDGES)
 def test_lengths_around_the_sizes_of_pieces(length: int) -> None:
     raw = painted(2 * length + 1)
     tensor = torch.from_numpy(raw)
-    views = {"contiguous": tensor[1 : length + 1], "gathered": tensor[1::2], "reversed rows": tensor[:length].view(1, -1).t()}
-    truth = {"contiguous": sha256(raw[1 : length + 1]), "gathered": sha256(raw[1::2]), "reversed rows": sha256(raw[:length])}
+    views = {
+        "contiguous": tensor[1 : length + 1],
+        "gathered": tensor[1::2],
+        "reversed rows": tensor[:length].view(1, -1).t(),
+    }
+    truth = {
+        "contiguous": sha256(raw[1 : length + 1]),
+        "gathered": sha256(raw[1::2]),
+        "reversed rows": sha256(raw[:length]),
+    }
     expect(views, truth)
 
 
@@ -57,8 +69,16 @@ def test_lengths_around_the_sizes_of_pieces(length: int) -> None:
 def test_the_number_of_threads_changes_nothing(threads: int) -> None:
     raw = painted(9 << 20)
     tensor = torch.from_numpy(raw)
-    views = {"large": tensor, "columns": tensor.view(-1, 64).t(), **{f"small {n}": tensor[n : 3 * n] for n in range(50)}}
-    truth = {"large": sha256(raw), "columns": sha256(raw.reshape(-1, 64).T), **{f"small {n}": sha256(raw[n : 3 * n]) for n in range(50)}}
+    views = {
+        "large": tensor,
+        "columns": tensor.view(-1, 64).t(),
+        **{f"small {n}": tensor[n : 3 * n] for n in range(50)},
+    }
+    truth = {
+        "large": sha256(raw),
+        "columns": sha256(raw.reshape(-1, 64).T),
+        **{f"small {n}": sha256(raw[n : 3 * n]) for n in range(50)},
+    }
     expect(views, truth, threads=threads)
 
 
@@ -84,7 +104,11 @@ def test_every_number_of_dimensions(ndim: int) -> None:
 
 
 def test_no_elements_have_the_digest_of_no_bytes() -> None:
-    empty = {"vector": torch.empty(0), "matrix": torch.empty(3, 0, dtype=torch.bfloat16), "parameter": torch.nn.Parameter(torch.empty(0))}
+    empty = {
+        "vector": torch.empty(0),
+        "matrix": torch.empty(3, 0, dtype=torch.bfloat16),
+        "parameter": torch.nn.Parameter(torch.empty(0)),
+    }
     expect(empty, {name: sha256(b"") for name in empty})
     assert checksum({}) == {}
 
@@ -98,7 +122,10 @@ def test_keys_have_the_rank_and_keep_the_order_of_the_tensors() -> None:
 def test_tied_tensors_appear_under_every_name() -> None:
     raw = painted(64)
     tensor = torch.from_numpy(raw)
-    expect({"embed": tensor, "head": tensor, "half": tensor[:32]}, {"embed": sha256(raw), "head": sha256(raw), "half": sha256(raw[:32])})
+    expect(
+        {"embed": tensor, "head": tensor, "half": tensor[:32]},
+        {"embed": sha256(raw), "head": sha256(raw), "half": sha256(raw[:32])},
+    )
 
 
 def test_raw_digests_are_those_of_the_keys() -> None:
@@ -133,7 +160,9 @@ def numpy_views(draw: st.DrawFn) -> tuple[str, tuple[int, ...], list[tuple[str, 
 
 
 @given(numpy_views(), st.integers(0, 3), st.booleans(), st.integers(0, 100))
-def test_any_view_of_any_shape(view: tuple[str, tuple[int, ...], list[tuple[str, object]]], threads: int, expand: bool, seed: int) -> None:
+def test_any_view_of_any_shape(
+    view: tuple[str, tuple[int, ...], list[tuple[str, object]]], threads: int, expand: bool, seed: int
+) -> None:
     dtype, shape, steps = view
     tensor, array = twins(getattr(torch, dtype), shape, seed)
     for step, argument in steps:

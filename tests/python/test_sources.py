@@ -16,7 +16,11 @@ from vllm_weight_checker import CheckError, checksum, reset
 
 NUMPY_DTYPES = ["bool", *(f"{kind}int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64))]
 NUMPY_DTYPES += ["float16", "float32", "float64", "complex64", "complex128"]
-ML_DTYPES = sorted(name for name in dir(ml_dtypes) if isinstance(getattr(ml_dtypes, name), type) and hasattr(getattr(ml_dtypes, name), "dtype"))
+ML_DTYPES = sorted(
+    name
+    for name in dir(ml_dtypes)
+    if isinstance(getattr(ml_dtypes, name), type) and hasattr(getattr(ml_dtypes, name), "dtype")
+)
 
 
 def digest(tensor: object) -> str:
@@ -45,7 +49,9 @@ def test_numpy_strides_of_dimensions_without_steps_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("kind", [Forwarding, BeforeVersions])
-@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float8_e5m2, torch.complex64, torch.float4_e2m1fn_x2], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.bfloat16, torch.float8_e5m2, torch.complex64, torch.float4_e2m1fn_x2], ids=str
+)
 def test_dlpack_of_torch(kind: type[Forwarding], dtype: torch.dtype) -> None:
     tensor, array = twins(dtype, SHAPE)
     names = [name for name in LAYOUTS if dtype is not torch.float4_e2m1fn_x2 or name == "contiguous"]
@@ -165,7 +171,10 @@ def test_array_interface_that_cannot_be_read_is_refused(interface: dict[str, Any
 
 
 def test_reset_writes_through_every_kind() -> None:
-    arrays = {kind: painted(64, seed) + np.uint8(1) for seed, kind in enumerate(["numpy", "dlpack", "old", "address", "buffer"])}
+    arrays = {
+        kind: painted(64, seed) + np.uint8(1)
+        for seed, kind in enumerate(["numpy", "dlpack", "old", "address", "buffer"])
+    }
     own = bytearray(b"x" * 8)
     tensors = {
         "numpy": arrays["numpy"][::2],

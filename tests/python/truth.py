@@ -58,7 +58,10 @@ LAYOUTS: dict[str, tuple[View, View]] = {
     "narrowed and transposed": (lambda t: t[:, 1:4, ::3].permute(2, 0, 1), lambda a: a[:, 1:4, ::3].transpose(2, 0, 1)),
     "expanded outside": (lambda t: t[:1].expand(3, 6, 8), lambda a: np.broadcast_to(a[:1], (3, 6, 8))),
     "expanded inside": (lambda t: t[:, :, 3:4].expand(4, 6, 5), lambda a: np.broadcast_to(a[:, :, 3:4], (4, 6, 5))),
-    "expanded all": (lambda t: t[1:2, 1:2, 1:2].expand(2, 3, 4), lambda a: np.broadcast_to(a[1:2, 1:2, 1:2], (2, 3, 4))),
+    "expanded all": (
+        lambda t: t[1:2, 1:2, 1:2].expand(2, 3, 4),
+        lambda a: np.broadcast_to(a[1:2, 1:2, 1:2], (2, 3, 4)),
+    ),
     "overlapping windows": (strided_torch, strided_numpy),
     "diagonal": (lambda t: t.diagonal(0, 0, 1), lambda a: a.diagonal(0, 0, 1)),
     "one element": (lambda t: t[3, 5, 7, ...], lambda a: a[3, 5, 7, ...]),

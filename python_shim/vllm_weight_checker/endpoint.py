@@ -1,0 +1,130 @@
+"""The `vllm.endpoint_plugins` entry point: serves `POST /weight_checker` on vLLM's API server.
+
+The requests, answers and refusals are those of vLLM's own endpoint (0.32 and later), which this one
+replaces; versions before have it from here. It adds the request's fields `detail`, `algorithm`, `fill`
+and `seed`, and answers only when every rank has answered exactly once. Since a reset destroys the served
+model, the endpoint exists only with VLLM_SERVER_DEV_MODE=1, like vLLM's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Body, FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, Field, ValidationError
+
+from . import loop_json
+from ._native import ALGORITHMS, FILLS
+from .engines import check_client
+from .errors import CheckError
+from .notices import log
+from .report import Report
+from .servers import PATH
+
+
+class WeightCheckerEndpoint:
+    """What vLLM makes of the entry point, without arguments; it satisfies vLLM's `EndpointPlugin`."""
+
+    name = "weight_checker"
+    required_tasks = None
+    """Any model can be checked. The render server has none; there the endpoint says so."""
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Adds the route to `app`, in development mode only."""
+        from vllm import envs
+
+        if envs.VLLM_SERVER_DEV_MODE:
+            app.include_router(_router())
+        else:
+            log.info(
+                "POST /weight_checker is not served, since it can destroy the model: VLLM_SERVER_DEV_MODE=1 adds it"
+            )
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Nothing to do: the route finds the engine where vLLM's routes do, in `app.state`."""
+
+
+class _Request(Request):
+    async def json(self) -> Any:
+        if not hasattr(self, "_json"):
+            self._json = await loop_json.read(await self.body())
+        return self._json
+
+
+class _Route(APIRoute):
+    """A route whose body is parsed by `_Request`; what is done with the result is FastAPI's, as for vLLM's route."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_request(request: Request) -> Response:
+            return await handle(_Request(request.scope, request.receive))
+
+        return handle_request
+
+
+class _OwnFields(BaseModel):
+    """The fields of a request that vLLM's endpoint does not have."""
+
+    detail: bool = False
+    algorithm: Literal[tuple(ALGORITHMS)] = "sha256"  # type: ignore[valid-type]
+    fill: Literal[tuple(FILLS)] = "zero"  # type: ignore[valid-type]
+    seed: int = Field(0, ge=0, lt=2**64)
+
+    @classmethod
+    def of(cls, body: dict[str, Any]) -> _OwnFields:
+        """The fields in `body`, or the refusal that FastAPI gives to wrong ones.
+
+        As parameters of the route they would appear in refusals where vLLM's do not name them.
+        """
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
+            raise RequestValidationError(errors, body=body) from error
+
+
+async def weight_checker(
+    raw_request: Request,
+    action: Annotated[Literal["checksum", "reset", "compare"], Body(embed=True)],
+    baseline: Annotated[dict[str, str] | None, Body(embed=True)] = None,
+) -> Response:
+    """Checksum, reset, or compare model weights against a baseline.
+
+    Also takes `detail` (the full report), `algorithm` (for checksum), `fill` and `seed` (for reset).
+    """
+    own = _OwnFields.of(await raw_request.json())
+    client = getattr(raw_request.app.state, "engine_client", None)
+    if client is None:
+        raise HTTPException(status_code=501, detail="this server has no engine, so there are no weights to check")
+    arguments: dict[str, Any]
+    if action == "checksum":
+        arguments = {"algorithm": own.algorithm}
+    elif action == "reset":
+        arguments = {"fill": own.fill, "seed": own.seed}
+    elif baseline is None:
+        raise HTTPException(status_code=400, detail="action='compare' requires a 'baseline' object")
+    else:
+        arguments = {"baseline": baseline}
+    try:
+        report = await check_client(client, action, **arguments)
+    except CheckError as error:
+        log.error("weight_checker: %s failed: %s", action, error)
+        raise HTTPException(status_code=500, detail=str(error)) from error
+    # A plain dict: json's Python code takes a report that is untrue, as on a mismatch, for an empty one.
+    answer = dict(report) if own.detail else _as_vllm(report)
+    return Response(await loop_json.write(answer), media_type="application/json")
+
+
+def _router() -> APIRouter:
+    router = APIRouter(route_class=_Route)
+    router.add_api_route(PATH, weight_checker, methods=["POST"])
+    return router
+
+
+def _as_vllm(report: Report) -> dict[str, Any]:
+    """The part of a report that vLLM's own endpoint answers."""
+    return {name: report[name] for name in ("checksums", "status", "match", "mismatches") if name in report}

@@ -1,0 +1,175 @@
+"""Puts what several ranks (or several servers) found into one report, and checks it on the way.
+
+Pure functions on plain data. A part that contradicts itself is an error: its counts must add up, and
+every key in it must belong to a rank that it speaks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import CheckError, RankError
+from .rank import Rank
+from .report import Report
+
+COUNTS = {
+    "checksum": ("parameters", "hashed", "bytes"),
+    "reset": ("parameters", "written", "shared", "bytes"),
+    "compare": ("parameters", "compared", "equal", "bytes"),
+}
+KEY_LISTS = {
+    "checksum": ("hidden",),
+    "reset": ("hidden",),
+    "compare": ("differing", "missing", "unexpected", "hidden"),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One answer: `source` names who gave it (a rank or a URL), `ranks` are those it speaks for."""
+
+    source: str
+    ranks: tuple[Rank, ...]
+    result: Mapping[str, Any]
+
+
+def combine(
+    action: str, parts: Sequence[Part], data_parallel_size: int, baseline: Mapping[str, str] | None = None
+) -> Report:
+    """One report of all parts, whose ranks the caller has found to be the right ones.
+
+    Args:
+        action: "checksum", "reset" or "compare".
+        data_parallel_size: of the whole deployment; put into the report.
+        baseline: the whole baseline of a "compare"; its keys of ranks that no part speaks for are missing.
+
+    Raises:
+        RankError: a part contradicts itself.
+        CheckError: the parts hold no parameter at all, so that nothing was checked.
+    """
+    for part in parts:
+        _check(action, part)
+        if action == "compare":
+            _check_against(baseline or {}, part)
+    report = Report()
+    if action == "checksum":
+        report["checksums"] = {key: digest for part in parts for key, digest in part.result["checksums"].items()}
+    elif action == "reset":
+        report["status"] = "reset"
+    else:
+        report.update(_compared(parts, baseline or {}))
+    report["ranks"] = [str(rank) for rank in sorted(rank for part in parts for rank in part.ranks)]
+    report.update({name: sum(part.result[name] for part in parts) for name in COUNTS[action]})
+    report["hidden"] = _union(parts, "hidden")
+    report["data_parallel_size"] = data_parallel_size
+    if report["parameters"] == 0:
+        raise CheckError(
+            f"nothing was checked: no rank ({', '.join(report['ranks']) or 'none'}) has a parameter; is a model loaded?"
+        )
+    return report
+
+
+def require_compared(report: Report, baseline: Mapping[str, str]) -> Report:
+    """The report of a compare, unless it compared nothing: that says nothing about the weights."""
+    if report["compared"] > 0:
+        return report
+    skipped = ", ".join(f"{count} {reason}" for reason, count in report["skipped"].items() if count)
+    ranks = sorted({str(rank) for rank in map(Rank.of_key, baseline) if rank})
+    raise CheckError(
+        f"nothing compared: the engine has {report['parameters']} parameters on {_some(report['ranks'])} ({skipped}); "
+        f"the baseline has {len(baseline)} keys, of {_some(ranks) if ranks else 'no rank'}. "
+        "Take the baseline from this model at this parallel layout"
+    )
+
+
+def _compared(parts: Sequence[Part], baseline: Mapping[str, str]) -> dict[str, Any]:
+    """The part of a compare's report that is more than a sum."""
+    answering = {rank for part in parts for rank in part.ranks}
+    missing = {key for part in parts for key in part.result["missing"] if Rank.of_key(key) in part.ranks}
+    missing.update(key for key in baseline if Rank.of_key(key) not in answering)
+    found = {
+        "differing": _union(parts, "differing"),
+        "missing": sorted(missing),
+        "unexpected": _union(parts, "unexpected"),
+    }
+    mismatches = sorted(key for keys in found.values() for key in keys)
+    skipped: dict[str, int] = {}
+    for part in parts:
+        for reason, count in part.result["skipped"].items():
+            skipped[reason] = skipped.get(reason, 0) + count
+    return {"match": not mismatches, "mismatches": mismatches, **found, "skipped": skipped}
+
+
+def _union(parts: Sequence[Part], name: str) -> list[str]:
+    return sorted(key for part in parts for key in part.result[name])
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _check(action: str, part: Part) -> None:
+    """Raises `RankError` unless the part has every field that its action needs and is sound in itself."""
+    result = part.result
+    for name in COUNTS[action]:
+        if not _is_count(result.get(name)):
+            raise _unsound(part, f"{name!r} is {result.get(name)!r} where a count was expected")
+    for name in KEY_LISTS[action]:
+        # A server names the missing keys of a whole baseline, those of other servers' ranks too.
+        _check_keys(part, name, result.get(name), list, foreign=name == "missing")
+    if action == "checksum":
+        _check_keys(part, "checksums", result.get("checksums"), dict)
+        if not all(isinstance(digest, str) for digest in result["checksums"].values()):
+            raise _unsound(part, "'checksums' holds something that is no text")
+    if action == "compare":
+        skipped = result.get("skipped")
+        if not isinstance(skipped, dict) or not all(map(_is_count, skipped.values())):
+            raise _unsound(part, f"'skipped' is {skipped!r} where counts by reason were expected")
+    for total, terms in _sums(action, result):
+        if total != sum(terms):
+            raise _unsound(part, f"its counts do not add up: {total} is not {' + '.join(map(str, terms))}")
+
+
+def _check_against(baseline: Mapping[str, str], part: Part) -> None:
+    """Raises `RankError` when the part cannot be an answer to this baseline."""
+    for name, belongs in (("differing", True), ("missing", True), ("unexpected", False)):
+        for key in part.result[name]:
+            if (key in baseline) is not belongs:
+                raise _unsound(part, f"{name!r} holds {key!r}, which is {'not ' if belongs else ''}in the baseline")
+
+
+def _sums(action: str, result: Mapping[str, Any]) -> Iterable[tuple[int, tuple[int, ...]]]:
+    """(total, terms) for everything that must add up."""
+    hidden = len(result["hidden"])
+    if action == "checksum":
+        yield result["parameters"], (result["hashed"], hidden)
+        yield len(result["checksums"]), (result["hashed"], hidden)
+    elif action == "reset":
+        yield result["parameters"], (result["written"], result["shared"], hidden)
+    else:
+        yield result["parameters"], (result["compared"], *result["skipped"].values())
+        yield result["compared"], (result["equal"], len(result["differing"]))
+
+
+def _check_keys(part: Part, name: str, keys: Any, kind: type[Any], foreign: bool = False) -> None:
+    if not isinstance(keys, kind):
+        raise _unsound(part, f"{name!r} is {type(keys).__name__}, not {kind.__name__}")
+    for key in keys:
+        if not isinstance(key, str):
+            raise _unsound(part, f"{name!r} holds {key!r}, which is no key")
+        if not foreign and Rank.of_key(key) not in part.ranks:
+            raise _unsound(part, f"{name!r} holds {key!r}, a key of another rank")
+    if len(set(keys)) != len(keys):
+        raise _unsound(part, f"{name!r} names a key twice")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _unsound(part: Part, what: str) -> RankError:
+    return RankError(
+        f"the answer of {part.source} is unsound: {what}. Install one version of weight-checker everywhere"
+    )
