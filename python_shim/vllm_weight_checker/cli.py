@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         "--algorithm",
         choices=tuple(ALGORITHMS),
         default="sha256",
-        help="how; compare takes it from the baseline (sha256)",
+        help="of the digests (sha256)",
     )
     checksum.add_argument("-o", "--output", metavar="FILE", type=Path, help="save {key: digest} as a baseline")
     reset = _action(actions, "reset", _reset, "overwrite every parameter on every rank; this destroys the served model")

@@ -85,8 +85,9 @@ def compare(
     """Hashes every tensor and compares with a baseline {key: digest}, given as a mapping or as JSON text.
 
     The algorithm is that of the baseline's digests. Digests of two algorithms in one baseline, or of
-    another than `algorithm` when one is given, are an error. Keys of other ranks in the baseline are ignored. A mismatch is a result; that no tensor has a key in
-    the baseline is an error (`Status.NOTHING_COMPARED`).
+    another than `algorithm` when one is given, are an error. Keys of other ranks in the baseline are
+    ignored. A mismatch is a result; that no tensor has a key in the baseline is an error
+    (`Status.NOTHING_COMPARED`).
 
     Returns:
         {"match", "mismatches", "differing", "missing", "unexpected", "tensors", "compared", "equal",

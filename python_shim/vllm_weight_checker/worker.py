@@ -63,8 +63,9 @@ def reset(worker: Any, rank: Rank, nonce: Any = None, fill: str = "zero", seed: 
 def compare(worker: Any, rank: Rank, nonce: Any = None, baseline: Any = None, algorithm: str | None = None) -> Result:
     """Compares the weights of this rank with the baseline's keys of this rank.
 
-    The algorithm is that of the baseline's digests; it is an error when `algorithm` names another. A hidden weight that equals the baseline is skipped, since it says nothing. No key in common is no
-    error here: whether anything was compared is the caller's to say, who sees all ranks.
+    The algorithm is that of the baseline's digests; it is an error when `algorithm` names another. A
+    hidden weight that equals the baseline is skipped, since it says nothing. No key in common is no error
+    here: whether anything was compared is the caller's to say, who sees all ranks.
     """
     baseline = _read_baseline(baseline)
     algorithm = _algorithm(baseline, algorithm)
