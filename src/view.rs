@@ -92,12 +92,13 @@ pub fn total_bytes<'a>(views: impl IntoIterator<Item = &'a TensorView<'a>>) -> u
 /// For each view the index of the first one that names exactly the same bytes in the same order: its own, unless the
 /// memory is shared (tied weights).
 pub fn first_of_same_memory(views: &[TensorView<'_>]) -> Vec<usize> {
-    let mut first = HashMap::new();
-    let of = |(index, view): (usize, &TensorView<'_>)| {
+    let mut first = HashMap::with_capacity(views.len());
+    let mut of = |(index, view)| {
+        let view: &TensorView<'_> = view;
         if view.bytes() == 0 {
             return index;
         }
-        *first.entry((view.start.addr(), view.layout.clone())).or_insert(index)
+        *first.entry((view.start.addr(), &view.layout)).or_insert(index)
     };
     views.iter().enumerate().map(of).collect()
 }
