@@ -21,8 +21,8 @@ from .errors import CheckError
 from .model import Weights, rank_of, weights_of
 from .notices import log, warn_once
 from .rank import Rank
+from .replies import PROTOCOL
 
-REPLY_VERSION = 1
 _LAST_REPLY = "_weight_checker_last_reply"
 
 Result = dict[str, Any]
@@ -150,7 +150,7 @@ def _hidden_keys(weights: Weights, rank: Rank) -> list[str]:
 def _answer(act: Callable[..., Result], worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reply:
     """The reply to one call of a method: with the result of `act`, or with the error that it ended in."""
     reply: Reply = {
-        "weight_checker": REPLY_VERSION,
+        "weight_checker": PROTOCOL,
         "action": act.__name__,
         "nonce": kwargs.get("nonce", args[0] if args else None),
         "rank": None,
