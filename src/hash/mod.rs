@@ -4,12 +4,22 @@
 //! messages a thread takes; `chains` hashes whole tensors with them and `tree` leaves and nodes of a Merkle tree.
 
 pub mod backend;
+#[cfg(test)]
+mod backend_tests;
 mod chains;
 mod lanes;
 mod message;
 mod portable;
 pub mod schedule;
 mod tree;
+#[cfg(target_arch = "x86_64")]
+mod x86_avx2;
+#[cfg(target_arch = "x86_64")]
+mod x86_avx512;
+#[cfg(target_arch = "x86_64")]
+mod x86_shani;
+#[cfg(target_arch = "x86_64")]
+mod x86_wide;
 
 use self::backend::{Choice, State, choose};
 use self::schedule::Speeds;

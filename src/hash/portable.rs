@@ -30,3 +30,15 @@ impl Backend for Portable {
         compress256(&mut states[0], blocks[0].as_chunks().0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::backend_tests::{check_backend, check_with_sha2};
+
+    #[test]
+    fn portable() {
+        check_with_sha2(&Portable::try_new().expect("always there"));
+        check_backend("portable", Portable::try_new());
+    }
+}
