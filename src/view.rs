@@ -62,7 +62,7 @@ impl<'a> TensorView<'a> {
         self.dtype
     }
 
-    /// Where its elements lie, relative to [`start`](Self::start).
+    /// Where its elements lie, relative to the first one.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -91,10 +91,9 @@ pub fn total_bytes<'a>(views: impl IntoIterator<Item = &'a TensorView<'a>>) -> u
 
 /// For each view the index of the first one that names exactly the same bytes in the same order: its own, unless the
 /// memory is shared (tied weights).
-pub fn first_of_same_memory(views: &[TensorView<'_>]) -> Vec<usize> {
+pub fn first_of_same_memory<'v>(views: &'v [TensorView<'_>]) -> Vec<usize> {
     let mut first = HashMap::with_capacity(views.len());
-    let mut of = |(index, view)| {
-        let view: &TensorView<'_> = view;
+    let of = |(index, view): (usize, &'v TensorView<'_>)| {
         if view.bytes() == 0 {
             return index;
         }
