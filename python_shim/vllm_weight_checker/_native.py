@@ -99,7 +99,7 @@ def backend() -> str:
     name = native.wc_backend()
     if name is None:
         raise _error(Status.BAD_OPTION, native.wc_last_error())
-    return name.decode()
+    return str(name.decode())
 
 
 def checksum(tensors: Described, rank: Rank, algorithm: str, threads: int, progress: Progress | None) -> dict[str, str]:
@@ -116,14 +116,17 @@ def checksum(tensors: Described, rank: Rank, algorithm: str, threads: int, progr
 def reset(tensors: Described, fill: str, seed: int, threads: int, progress: Progress | None) -> dict[str, int]:
     """`wc_reset`: the counts of what was written."""
     arguments = [_choice("fill", fill, FILLS), _unsigned("seed", seed, 64)]
-    return _call_json("wc_reset", tensors, arguments, "sha256", threads, progress)
+    counts: dict[str, int] = _call_json("wc_reset", tensors, arguments, "sha256", threads, progress)
+    return counts
 
 
 def compare(
     tensors: Described, rank: Rank, baseline: bytes, algorithm: str, threads: int, progress: Progress | None
 ) -> dict[str, Any]:
     """`wc_compare`: the report; `baseline` is JSON text without NUL."""
-    return _call_json("wc_compare", tensors, [_rank(rank), baseline], algorithm, threads, progress)
+    arguments = [_rank(rank), baseline]
+    report: dict[str, Any] = _call_json("wc_compare", tensors, arguments, algorithm, threads, progress)
+    return report
 
 
 def _call_json(
@@ -238,13 +241,16 @@ def _declare(native: ctypes.CDLL, function: str) -> None:
     getattr(native, function).restype, getattr(native, function).argtypes = SIGNATURES[function]
 
 
-@LogCallback
 def _forward(level: int, target: bytes, message: bytes, _data: object) -> None:
     _log.log(_LEVELS.get(level, logging.DEBUG // 2), "%s: %s", target.decode(), message.decode(errors="replace"))
 
 
+# For the library to call at any time, so it lives as long as the process.
+_FORWARD = LogCallback(_forward)
+
+
 def _forward_log(native: ctypes.CDLL) -> None:
-    status = native.wc_set_log_callback(_forward, None)
+    status = native.wc_set_log_callback(_FORWARD, None)
     if status != Status.OK:
         _log.warning("the library's log is not forwarded: %s", _error(status, native.wc_last_error()))
     # A thread of the library that logs while the interpreter is taken down would be ended inside the callback.

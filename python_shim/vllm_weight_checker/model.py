@@ -132,7 +132,10 @@ def _asleep(worker: Any) -> bool:
     if backend.state() != "RUNNING":
         return True
     # After wake_up(tags=["kv_cache"]) the backend says RUNNING and the weights still sleep.
-    from vllm.device_allocator import get_mem_allocator_instance
+    try:
+        from vllm.device_allocator import get_mem_allocator_instance
 
-    allocations = get_mem_allocator_instance().pointer_to_data.values()
-    return any(allocation.is_asleep for allocation in allocations if allocation.tag == "weights")
+        allocations = get_mem_allocator_instance().pointer_to_data.values()
+        return any(allocation.is_asleep for allocation in allocations if allocation.tag == "weights")
+    except Exception:
+        return False  # a backend without vLLM's allocator, whose state is all that there is to know

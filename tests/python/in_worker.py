@@ -17,13 +17,12 @@ def own_digests(worker: Any) -> dict[str, str]:
 
 
 def linear_weights(worker: Any) -> list[str]:
-    """The keys of the weights of all linear layers; also of embeddings that are computed like one, as the head is."""
+    """The keys of the weights of all linear layers. vLLM packs a copy of the head's, and leaves that as loaded."""
     from vllm.model_executor.layers.linear import LinearBase
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     modules = worker.model_runner.get_model().named_modules()
     prefix = worker._weight_checksum_prefix()
-    return [f"{prefix}{name}.weight" for name, layer in modules if isinstance(layer, (LinearBase, ParallelLMHead))]
+    return [f"{prefix}{name}.weight" for name, layer in modules if isinstance(layer, LinearBase)]
 
 
 def flip(worker: Any, key: str) -> bool:

@@ -128,6 +128,19 @@ def test_tied_tensors_appear_under_every_name() -> None:
     )
 
 
+def test_classes_that_only_watch_functions_are_read_past_them() -> None:
+    """vLLM's parameter classes define `__torch_function__`, and keep their elements like any parameter."""
+
+    class Watching(torch.nn.Parameter):
+        @classmethod
+        def __torch_function__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> object:
+            raise AssertionError(f"{func} was asked")
+
+    tensor = torch.arange(6.0)
+    watching = tensor.as_subclass(Watching)
+    expect({"w": watching}, {"w": sha256(tensor.numpy())})
+
+
 def test_raw_digests_are_those_of_the_keys() -> None:
     tensors = {f"w{n}": torch.from_numpy(painted(n * 100, n)) for n in range(20)}
     described = describe(tensors, writable=False)

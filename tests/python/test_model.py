@@ -85,3 +85,13 @@ def test_weights_that_sleep_are_not_touched(monkeypatch: pytest.MonkeyPatch) -> 
     allocations[0].is_asleep = False
     assert worker.weight_checker_checksum("n")["error"] is None
     assert weights_of(worker).tensors
+
+
+def test_another_way_to_sleep_is_believed_when_it_says_that_it_runs() -> None:
+    """Without vLLM's allocator, which does not exist on this platform and says so by raising."""
+    worker = Worker(some_model())
+    state = ["RUNNING"]
+    worker._sleep_mode_backend = SimpleNamespace(state=lambda: state[0])
+    assert worker.weight_checker_checksum("n")["error"] is None
+    state[0] = "SUSPENDED"
+    assert "asleep" in worker.weight_checker_checksum("n")["error"]["message"]

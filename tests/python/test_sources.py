@@ -170,6 +170,20 @@ def test_array_interface_that_cannot_be_read_is_refused(interface: dict[str, Any
         digest(Interface(**interface))
 
 
+def test_memory_that_only_the_export_holds_lives_through_the_call() -> None:
+    class Fresh:
+        def __dlpack__(self, **options: Any) -> object:
+            return painted(1 << 20).__dlpack__(**options)
+
+    class FreshInterface:
+        @property
+        def __array_interface__(self) -> dict[str, Any]:
+            return {"version": 3, "typestr": "|u1", "shape": (1 << 20,), "data": painted(1 << 20).tobytes()}
+
+    truth = sha256(painted(1 << 20))
+    assert checksum({"a": Fresh(), "b": FreshInterface()}) == {PREFIX + "a": truth, PREFIX + "b": truth}
+
+
 def test_reset_writes_through_every_kind() -> None:
     arrays = {
         kind: painted(64, seed) + np.uint8(1)

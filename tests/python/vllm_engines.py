@@ -82,19 +82,12 @@ def generate(llm: Any, tokens: int = 8) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, sampling, use_tqdm=False)]
 
 
-def log_of(case: Callable[..., Any], *, env: dict[str, str] | None = None, **arguments: Any) -> str:
-    """What `case` and the processes that it started print; for tests of messages."""
-    run(case, env=env, **arguments)
-    return _server().log
-
-
 class _Server:
     """The process that forks children, seen from the tests. One call at a time."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="weight-checker-tests-")
         self._busy = threading.Lock()
-        self.log = ""
         paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             [sys.executable, __file__],
@@ -120,10 +113,10 @@ class _Server:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
-            self.log = output.read()
+            log = output.read()
         assert line, f"the process that holds vLLM has ended with status {self._process.poll()}"
         reply = json.loads(line)
-        assert FAILED not in reply, f"{reply[FAILED]}\n--- end of its output:\n{self.log[-6000:]}"
+        assert FAILED not in reply, f"{reply[FAILED]}\n--- end of its output:\n{log[-6000:]}"
         return reply["result"]
 
     def _file(self) -> IO[str]:
@@ -186,7 +179,7 @@ def _be_child(request: dict[str, Any]) -> None:
     os.environ.update(request["env"])
     try:
         case = getattr(importlib.import_module(request["module"]), request["function"])
-        answer = json.dumps({"result": case(**request["arguments"])})
+        answer = json.dumps({"result": case(**request["arguments"])}, default=dict)  # a Report is a mapping
     except BaseException:
         answer = json.dumps({FAILED: traceback.format_exc()})
     Path(request["answer"]).write_text(answer)
