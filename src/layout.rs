@@ -58,7 +58,8 @@ impl Layout {
         if !element_bits.is_multiple_of(8) {
             return packed(shape, strides, bits);
         }
-        let leaves = || (Status::OutOfAddressSpace, format!("the strides of shape {shape:?} lead out of the address space"));
+        let leaves =
+            || (Status::OutOfAddressSpace, format!("the strides of shape {shape:?} lead out of the address space"));
         Self::placed(shape, strides, element_bits / 8, bytes).ok_or_else(leaves)
     }
 

@@ -9,7 +9,8 @@ pub mod types;
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;
-use std::sync::OnceLock;
+
+use once_cell::race::OnceBox;
 
 use self::guard::{guard, not_null, rank, tensors, text, with_options, write_json};
 use self::types::{WC_ABI_VERSION, WC_DIGEST_SIZE, WcLogCallback, WcOptions, WcRank, WcTensor};
@@ -40,11 +41,11 @@ pub extern "C" fn wc_version() -> *const c_char {
 /// free. NULL when the environment variable `WC_BACKEND` forces a backend that this processor lacks; `wc_last_error` says so.
 #[unsafe(no_mangle)]
 pub extern "C" fn wc_backend() -> *const c_char {
-    static NAME: OnceLock<CString> = OnceLock::new();
+    static NAME: OnceBox<CString> = OnceBox::new();
     let mut name = ptr::null();
     guard(|| {
         let found = hash::backend_name()?;
-        name = NAME.get_or_init(|| CString::new(found).unwrap_or_default()).as_ptr();
+        name = NAME.get_or_init(|| Box::new(CString::new(found).unwrap_or_default())).as_ptr();
         Ok(())
     });
     name

@@ -2,8 +2,8 @@
 //!
 //! A backend sees whole 64-byte blocks only. Padding and the filling of lanes stand once, above all of them.
 
+use once_cell::race::OnceBox;
 use std::hint::black_box;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::portable::Portable;
@@ -93,10 +93,13 @@ pub fn available() -> Vec<&'static dyn Backend> {
 ///
 /// `BadOption` when `WC_BACKEND` names a backend that does not exist or that this processor lacks.
 pub fn choose() -> Result<&'static Choice> {
-    static CHOICE: OnceLock<Result<Choice>> = OnceLock::new();
-    let made = CHOICE.get_or_init(|| match std::env::var_os(FORCE) {
-        Some(name) => forced(&name.to_string_lossy(), &available()),
-        None => Ok(best(&available())),
+    // Without a lock: a child that is forked while another thread chooses would wait for a thread that it does not have.
+    static CHOICE: OnceBox<Result<Choice>> = OnceBox::new();
+    let made = CHOICE.get_or_init(|| {
+        Box::new(match std::env::var_os(FORCE) {
+            Some(name) => forced(&name.to_string_lossy(), &available()),
+            None => Ok(best(&available())),
+        })
     });
     made.as_ref().map_err(Error::clone)
 }
