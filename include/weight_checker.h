@@ -41,7 +41,7 @@
 #define WC_FILL_RANDOM 1
 
 /*
- Fill of `wc_reset`: all bytes 0xFF, which is NaN for floats.
+ Fill of `wc_reset`: all bytes 0xFF, which is NaN for floats (not for float8 types that end in fnuz).
  */
 #define WC_FILL_POISON 2
 
@@ -395,7 +395,8 @@ WcStatus wc_digest(const struct WcTensor *tensors,
  - `tensors`, `count`, `options`: as for `wc_checksum`; the algorithm is not used. Tensors that are exactly the same
    memory are written once; others that overlap are written in the order given.
  - `fill`: `WC_FILL_ZERO`, `WC_FILL_RANDOM` (valid values of the dtype: finite floats, bools 0 or 1; the same bytes for the same
-   seed and name on every run), or `WC_FILL_POISON` (bytes 0xFF: NaN for floats).
+   seed and name on every run), or `WC_FILL_POISON` (bytes 0xFF: NaN for floats, but for
+   the two float8 types whose name ends in fnuz).
  - `seed`: any number; used by `WC_FILL_RANDOM` only.
  - `out_json`: receives `{"tensors", "written", "shared", "bytes"}`, where tensors = written + shared; owned by the caller,
    freed with `wc_string_free`.

@@ -89,15 +89,15 @@ pub fn total_bytes<'a>(views: impl IntoIterator<Item = &'a TensorView<'a>>) -> u
     views.into_iter().fold(0, |total, view| total.saturating_add(view.bytes()))
 }
 
-/// For each view the index of the first one that names exactly the same bytes in the same order: its own, unless the
-/// memory is shared (tied weights).
+/// For each view the index of the first one of the same dtype that names exactly the same bytes in the same order: its
+/// own, unless the memory is shared (tied weights).
 pub fn first_of_same_memory<'v>(views: &'v [TensorView<'_>]) -> Vec<usize> {
     let mut first = HashMap::with_capacity(views.len());
     let of = |(index, view): (usize, &'v TensorView<'_>)| {
         if view.bytes() == 0 {
             return index;
         }
-        *first.entry((view.start.addr(), &view.layout)).or_insert(index)
+        *first.entry((view.start.addr(), &view.layout, view.dtype)).or_insert(index)
     };
     views.iter().enumerate().map(of).collect()
 }

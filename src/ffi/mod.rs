@@ -130,7 +130,8 @@ pub unsafe extern "C" fn wc_digest(
 /// - `tensors`, `count`, `options`: as for `wc_checksum`; the algorithm is not used. Tensors that are exactly the same
 ///   memory are written once; others that overlap are written in the order given.
 /// - `fill`: `WC_FILL_ZERO`, `WC_FILL_RANDOM` (valid values of the dtype: finite floats, bools 0 or 1; the same bytes for the same
-///   seed and name on every run), or `WC_FILL_POISON` (bytes 0xFF: NaN for floats).
+///   seed and name on every run), or `WC_FILL_POISON` (bytes 0xFF: NaN for floats, but for
+///   the two float8 types whose name ends in fnuz).
 /// - `seed`: any number; used by `WC_FILL_RANDOM` only.
 /// - `out_json`: receives `{"tensors", "written", "shared", "bytes"}`, where tensors = written + shared; owned by the caller,
 ///   freed with `wc_string_free`.
@@ -186,7 +187,8 @@ pub unsafe extern "C" fn wc_compare(
     guard(|| unsafe {
         not_null(out_json, "out_json")?;
         let rank = self::rank(rank)?;
-        let baseline = text(baseline_json, "baseline_json", Status::BadBaseline)?;
+        let baseline = text(baseline_json, Status::BadBaseline)
+            .map_err(|error| Error::new(error.status(), format!("argument 'baseline_json' {error}")))?;
         let tensors = self::tensors(tensors, count)?;
         let report =
             with_options(options, |options| ops::compare(&views(&tensors, Access::Read)?, rank, baseline, options))?;

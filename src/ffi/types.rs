@@ -19,7 +19,7 @@ pub const WC_ALGORITHM_SHA256_TREE: u32 = 1;
 pub const WC_FILL_ZERO: u32 = 0;
 /// Fill of `wc_reset`: valid values of the tensor's dtype, the same for the same seed and name.
 pub const WC_FILL_RANDOM: u32 = 1;
-/// Fill of `wc_reset`: all bytes 0xFF, which is NaN for floats.
+/// Fill of `wc_reset`: all bytes 0xFF, which is NaN for floats (not for float8 types that end in fnuz).
 pub const WC_FILL_POISON: u32 = 2;
 
 /// Where a tensor's memory is: DLPack's `DLDevice`.

@@ -104,7 +104,7 @@ fn roots(views: &[&TensorView<'_>], batch: &[Run], engine: &Engine, scratch: &mu
         let rest = match host::bytes(views[run.tensor], run.bytes.clone()) {
             Bytes::Contiguous(bytes) => {
                 let (leaves, _) = bytes.as_chunks::<{ LEAF_BYTES as usize }>();
-                full_leaves(leaves, &mut levels[index], engine, scratch);
+                full_leaves(leaves, &mut levels[index][..leaves.len()], engine, scratch);
                 leaves.len() as u64
             }
             Bytes::Strided(_) => 0,
