@@ -25,6 +25,12 @@
 #define WC_ALGORITHM_SHA256 0
 
 /*
+ `WcOptions::algorithm`: the Merkle tree hash of RFC 9162 section 2.1.1 with SHA-256 over leaves of 8,192 logical bytes, so
+ that one tensor is hashed by many lanes and cores at once. Written `sha256-tree:` and 64 hex digits.
+ */
+#define WC_ALGORITHM_SHA256_TREE 1
+
+/*
  Fill of `wc_reset`: all bytes 0.
  */
 #define WC_FILL_ZERO 0
@@ -35,9 +41,24 @@
 #define WC_FILL_RANDOM 1
 
 /*
- Fill of `wc_reset`: all bytes 0xFF, which is NaN for floats.
+ Fill of `wc_reset`: all bytes 0xFF, which is NaN for floats (not for float8 types that end in fnuz).
  */
 #define WC_FILL_POISON 2
+
+/*
+ SHA-256 works on blocks of 64 bytes.
+ */
+#define BLOCK_BYTES 64
+
+/*
+ Room for a partial block and its padding.
+ */
+#define EDGE_BYTES (2 * BLOCK_BYTES)
+
+/*
+ Logical bytes in a leaf.
+ */
+#define LEAF_BYTES 8192
 
 /*
  What came of a call. The numbers are part of the ABI: they never change and a retired one is never reused.
@@ -268,7 +289,7 @@ typedef struct WcOptions {
    */
   size_t struct_size;
   /*
-   `WC_ALGORITHM_SHA256`.
+   `WC_ALGORITHM_SHA256` or `WC_ALGORITHM_SHA256_TREE`.
    */
   uint32_t algorithm;
   /*
@@ -293,6 +314,16 @@ typedef struct WcOptions {
  */
 typedef void (*WcLogCallback)(int32_t level, const char *target, const char *message, void *user_data);
 
+/*
+ The chaining value between two blocks: FIPS 180-4's H(i), as numbers.
+ */
+typedef uint32_t State[8];
+
+/*
+ What every message starts from: H(0) of FIPS 180-4, section 5.3.3.
+ */
+#define INITIAL { 1779033703, 3144134277, 1013904242, 2773480762, 1359893119, 2600822924, 528734635, 1541459225, }
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -306,6 +337,12 @@ uint32_t wc_abi_version(void);
  The library's version, such as "0.1.0". Static: do not free.
  */
 const char *wc_version(void);
+
+/*
+ The name of the hash backend in use, such as "avx512+shani": what fills lanes, and what runs few messages fast. Static: do not
+ free. NULL when the environment variable `WC_BACKEND` forces a backend that this processor lacks; `wc_last_error` says so.
+ */
+const char *wc_backend(void);
 
 /*
  Hashes tensors and gives their digests under the keys of a rank.
@@ -358,7 +395,8 @@ WcStatus wc_digest(const struct WcTensor *tensors,
  - `tensors`, `count`, `options`: as for `wc_checksum`; the algorithm is not used. Tensors that are exactly the same
    memory are written once; others that overlap are written in the order given.
  - `fill`: `WC_FILL_ZERO`, `WC_FILL_RANDOM` (valid values of the dtype: finite floats, bools 0 or 1; the same bytes for the same
-   seed and name on every run), or `WC_FILL_POISON` (bytes 0xFF: NaN for floats).
+   seed and name on every run), or `WC_FILL_POISON` (bytes 0xFF: NaN for floats, but for
+   the two float8 types whose name ends in fnuz).
  - `seed`: any number; used by `WC_FILL_RANDOM` only.
  - `out_json`: receives `{"tensors", "written", "shared", "bytes"}`, where tensors = written + shared; owned by the caller,
    freed with `wc_string_free`.

@@ -148,9 +148,11 @@ mod tests {
 
     #[test]
     fn algorithms_are_never_mixed_not_even_on_another_rank() {
-        let json = format!(r#"{{"dp9:pp0:pcp0:tp0:a": "sha256-tree:{}"}}"#, "0".repeat(64));
-        let error = parse(&json).unwrap_err();
-        assert_eq!(error.status(), Status::AlgorithmMismatch);
-        assert!(error.message().contains("dp9:pp0:pcp0:tp0:a") && error.message().contains("sha256-tree"));
+        for other in ["sha256-tree", "blake3"] {
+            let json = format!(r#"{{"dp9:pp0:pcp0:tp0:a": "{other}:{}"}}"#, "0".repeat(64));
+            let error = parse(&json).unwrap_err();
+            assert_eq!(error.status(), Status::AlgorithmMismatch);
+            assert!(error.message().contains("dp9:pp0:pcp0:tp0:a") && error.message().contains(other));
+        }
     }
 }

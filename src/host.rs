@@ -1,105 +1,143 @@
 //! Host memory: reading tensors in logical order, and filling them.
 
-use crate::layout::Row;
+use std::ops::Range;
+
+use crate::layout::{Row, Rows};
 use crate::progress::Progress;
 use crate::status::Result;
 use crate::view::TensorView;
 
-/// The most bytes that are copied together when a strided tensor is read. Measured best around the size of a level 2
-/// cache; the contract allows 1 MiB a thread.
-pub const GATHER_BYTES: usize = 256 << 10;
-
-/// Bytes that are hashed or written between two looks at progress and cancellation.
+/// Bytes that are written between two looks at progress and cancellation.
 const STEP_BYTES: usize = 4 << 20;
 
-/// A contiguous block of at least this many bytes is read where it lies instead of being gathered.
-const DIRECT_BYTES: u64 = 4 << 10;
+/// The logical bytes of a tensor, or of a range of them, in order.
+pub enum Bytes<'v> {
+    /// They lie side by side in memory.
+    Contiguous(&'v [u8]),
+    /// They have gaps between them and must be gathered.
+    Strided(Gather<'v>),
+}
 
-/// Gives the logical bytes of `view` to `take`, in order and in pieces, and reports them to `progress`.
-///
-/// Contiguous memory is not copied. Elements with gaps between them are gathered in `buffer`, which keeps its memory
-/// from call to call and never holds more than [`GATHER_BYTES`].
-pub fn read(
-    view: &TensorView<'_>,
-    buffer: &mut Vec<u8>,
-    progress: &Progress<'_>,
-    mut take: impl FnMut(&[u8]),
-) -> Result<()> {
-    buffer.clear();
-    buffer.reserve_exact(if is_direct(view) { 0 } else { GATHER_BYTES });
-    for row in view.layout().rows() {
-        if row.block >= DIRECT_BYTES {
-            for index in 0..row.count {
-                read_block(view, row.offset + index * row.stride, row.block, progress, &mut take)?;
-            }
-            continue;
+/// The logical bytes `range` of `view`, which must lie in it.
+pub fn bytes<'v>(view: &'v TensorView<'_>, range: Range<u64>) -> Bytes<'v> {
+    assert!(range.start <= range.end && range.end <= view.bytes(), "{range:?} is not in the tensor");
+    if view.layout().is_contiguous() {
+        return Bytes::Contiguous(block(view, range.start, range.end - range.start));
+    }
+    Bytes::Strided(Gather::new(view, range))
+}
+
+/// Bytes that lie side by side, `offset` from the first element.
+fn block<'v>(view: &'v TensorView<'_>, offset: u64, bytes: u64) -> &'v [u8] {
+    debug_assert!(offset + bytes <= view.layout().extent());
+    if bytes == 0 {
+        return &[];
+    }
+    // SAFETY: inside the view's extent, which `view::views` found mapped and readable; its caller keeps it so and lets
+    // nobody write until the view is dropped, and the slice lives no longer.
+    unsafe { std::slice::from_raw_parts(view.start().add(offset as usize), bytes as usize) }
+}
+
+/// Reads elements with gaps between them into a buffer, from any position on.
+pub struct Gather<'v> {
+    view: &'v TensorView<'v>,
+    rows: Rows<'v>,
+    row: Option<Row>,
+    /// The next byte: block number in the row, and position in the block.
+    index: u64,
+    within: u64,
+    left: u64,
+    end: u64,
+}
+
+impl<'v> Gather<'v> {
+    fn new(view: &'v TensorView<'_>, range: Range<u64>) -> Self {
+        let (count, block) = view.layout().row_shape();
+        // Without elements there are no blocks, and no rows to find either.
+        let block = block.max(1);
+        let (number, within) = (range.start / block, range.start % block);
+        let mut rows = view.layout().rows_from(number / count);
+        let row = rows.next();
+        Self { view, rows, row, index: number % count, within, left: range.end - range.start, end: range.end }
+    }
+
+    /// Bytes that have not been read yet.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Steps back over the last `bytes` read, to read them again.
+    pub fn rewind(&mut self, bytes: u64) {
+        if bytes > 0 {
+            *self = Self::new(self.view, self.end - self.left - bytes..self.end);
         }
+    }
+
+    /// Fills `out` from its start and gives how many bytes that were: all of it, unless fewer are left.
+    pub fn read(&mut self, out: &mut [u8]) -> usize {
+        let wanted = out.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
         let mut done = 0;
-        while done < row.count {
-            let room = (GATHER_BYTES - buffer.len()) as u64 / row.block;
-            let count = room.min(row.count - done);
-            gather(view, Row { offset: row.offset + done * row.stride, count, ..row }, buffer);
-            done += count;
-            if buffer.len() as u64 + row.block > GATHER_BYTES as u64 {
-                progress.advance(buffer.len() as u64)?;
-                take(buffer);
-                buffer.clear();
+        while done < wanted {
+            let row = self.row.expect("bytes are left, so there is a row");
+            let room = (wanted - done) as u64;
+            let (blocks, bytes) = if self.within > 0 || room < row.block {
+                (0, room.min(row.block - self.within))
+            } else {
+                let blocks = (room / row.block).min(row.count - self.index);
+                (blocks, blocks * row.block)
+            };
+            let target = &mut out[done..done + bytes as usize];
+            let offset = row.offset + self.index * row.stride + self.within;
+            match blocks {
+                0 => target.copy_from_slice(block(self.view, offset, bytes)),
+                _ => gather(self.view, Row { offset, count: blocks, ..row }, target),
             }
+            self.advance(row, blocks, bytes);
+            done += bytes as usize;
+        }
+        self.left -= done as u64;
+        done
+    }
+
+    fn advance(&mut self, row: Row, blocks: u64, bytes: u64) {
+        if blocks > 0 {
+            self.index += blocks;
+        } else {
+            self.within += bytes;
+            self.index += self.within / row.block;
+            self.within %= row.block;
+        }
+        if self.index == row.count {
+            self.index = 0;
+            self.row = self.rows.next();
         }
     }
-    progress.advance(buffer.len() as u64)?;
-    take(buffer);
-    Ok(())
 }
 
-fn is_direct(view: &TensorView<'_>) -> bool {
-    view.layout().rows().next().is_none_or(|row| row.block >= DIRECT_BYTES)
-}
-
-fn read_block(
-    view: &TensorView<'_>,
-    offset: u64,
-    bytes: u64,
-    progress: &Progress<'_>,
-    take: &mut impl FnMut(&[u8]),
-) -> Result<()> {
-    // SAFETY: the block is inside the view's extent, which `view::views` found mapped and readable; its caller keeps it so
-    // and lets nobody write until the view is dropped, which outlives this slice.
-    let block = unsafe { std::slice::from_raw_parts(view.start().add(offset as usize), bytes as usize) };
-    for piece in block.chunks(STEP_BYTES) {
-        progress.advance(piece.len() as u64)?;
-        take(piece);
-    }
-    Ok(())
-}
-
-/// Appends the blocks of `row` to `buffer`, which has room for them.
-fn gather(view: &TensorView<'_>, row: Row, buffer: &mut Vec<u8>) {
+/// Copies the blocks of `row` to `out`, which is exactly as long.
+fn gather(view: &TensorView<'_>, row: Row, out: &mut [u8]) {
     match row.block {
-        1 => gather_elements::<1>(view, row, buffer),
-        2 => gather_elements::<2>(view, row, buffer),
-        4 => gather_elements::<4>(view, row, buffer),
-        8 => gather_elements::<8>(view, row, buffer),
-        16 => gather_elements::<16>(view, row, buffer),
+        1 => gather_elements::<1>(view, row, out),
+        2 => gather_elements::<2>(view, row, out),
+        4 => gather_elements::<4>(view, row, out),
+        8 => gather_elements::<8>(view, row, out),
+        16 => gather_elements::<16>(view, row, out),
         _ => {
-            for index in 0..row.count {
-                let offset = (row.offset + index * row.stride) as usize;
-                // SAFETY: as in `read_block`: inside the checked extent, readable, not written meanwhile.
-                let block = unsafe { std::slice::from_raw_parts(view.start().add(offset), row.block as usize) };
-                buffer.extend_from_slice(block);
+            for (index, target) in out.chunks_exact_mut(row.block as usize).enumerate() {
+                target.copy_from_slice(block(view, row.offset + index as u64 * row.stride, row.block));
             }
         }
     }
 }
 
 /// `gather` for blocks of a size known to the compiler, which makes each a load and a store.
-fn gather_elements<const SIZE: usize>(view: &TensorView<'_>, row: Row, buffer: &mut Vec<u8>) {
-    let start = buffer.len();
-    buffer.resize(start + row.count as usize * SIZE, 0);
-    let (elements, _) = buffer[start..].as_chunks_mut::<SIZE>();
+fn gather_elements<const SIZE: usize>(view: &TensorView<'_>, row: Row, out: &mut [u8]) {
+    let (elements, _) = out.as_chunks_mut::<SIZE>();
+    debug_assert_eq!(elements.len() as u64, row.count);
     for (index, element) in elements.iter_mut().enumerate() {
         let offset = (row.offset + index as u64 * row.stride) as usize;
-        // SAFETY: as in `read_block`; a byte array has no alignment.
+        // SAFETY: inside the checked extent, readable and not written meanwhile, as in `block`; a byte array has no
+        // alignment.
         *element = unsafe { view.start().add(offset).cast::<[u8; SIZE]>().read() };
     }
 }

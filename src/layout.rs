@@ -40,10 +40,14 @@ impl Layout {
     ///
     /// Sizes are counted in bits and with checked arithmetic, here and nowhere else.
     pub fn new(shape: &[i64], strides: Option<&[i64]>, element_bits: u64) -> Result<Self, Refusal> {
-        let extents = extents(shape)?;
-        refuse_negative(strides.unwrap_or(&[]))?;
-        let count = if extents.contains(&0) { Some(0) } else { product(&extents) };
-        let bits = count.and_then(|count| count.checked_mul(element_bits));
+        if shape.iter().any(|extent| *extent < 0) {
+            return Err((Status::NegativeShape, format!("shape {shape:?} has a negative extent")));
+        }
+        if strides.unwrap_or(&[]).iter().any(|stride| *stride < 0) {
+            let what = format!("strides {strides:?} have a negative one; give a copy in row-major order");
+            return Err((Status::NegativeStride, what));
+        }
+        let bits = bits(shape, element_bits);
         let bytes = bits.map(|bits| bits.div_ceil(8)).filter(|bytes| *bytes <= i64::MAX as u64);
         let (Some(bits), Some(bytes)) = (bits, bytes) else {
             return Err((Status::SizeOverflow, format!("the size of shape {shape:?} does not fit into 63 bits")));
@@ -52,18 +56,39 @@ impl Layout {
             return Ok(Self { block: 0, dims: Vec::new(), bytes: 0, extent: 0 });
         }
         if !element_bits.is_multiple_of(8) {
-            return packed(&extents, strides, bits);
+            return packed(shape, strides, bits);
         }
-        let strides = byte_strides(&extents, strides, element_bits / 8).ok_or_else(|| leaves(shape))?;
-        let reach = extents.iter().zip(&strides).try_fold(0u64, |reach, (extent, stride)| {
-            (extent - 1).checked_mul(*stride).and_then(|step| reach.checked_add(step))
-        });
-        let extent = reach
-            .and_then(|reach| reach.checked_add(element_bits / 8))
-            .filter(|extent| *extent <= i64::MAX as u64)
-            .ok_or_else(|| leaves(shape))?;
-        let (block, dims) = merge(&extents, &strides, element_bits / 8);
-        Ok(Self { block, dims, bytes, extent })
+        let leaves =
+            || (Status::OutOfAddressSpace, format!("the strides of shape {shape:?} lead out of the address space"));
+        Self::placed(shape, strides, element_bits / 8, bytes).ok_or_else(leaves)
+    }
+
+    /// The layout of at least one element of `element` bytes, innermost dimension first; `None` when the strides lead
+    /// further than memory reaches.
+    fn placed(shape: &[i64], strides: Option<&[i64]>, element: u64, bytes: u64) -> Option<Self> {
+        let mut layout = Self { block: element, dims: Vec::new(), bytes, extent: element };
+        // What the stride of the next dimension is when elements lie compactly.
+        let mut compact = element;
+        for (dim, extent) in shape.iter().enumerate().rev() {
+            let extent = *extent as u64;
+            let stride = match strides {
+                Some(strides) if extent > 1 => (strides[dim] as u64).checked_mul(element)?,
+                _ => compact,
+            };
+            compact *= extent;
+            if extent == 1 {
+                continue;
+            }
+            let reach = (extent - 1).checked_mul(stride)?;
+            layout.extent = layout.extent.checked_add(reach).filter(|extent| *extent <= i64::MAX as u64)?;
+            match layout.dims.last_mut() {
+                None if stride == layout.block => layout.block *= extent,
+                Some((count, step)) if step.checked_mul(*count) == Some(stride) => *count *= extent,
+                _ => layout.dims.push((extent, stride)),
+            }
+        }
+        layout.dims.reverse();
+        Some(layout)
     }
 
     /// The logical size in bytes: all elements, without gaps, each as often as its indices name it.
@@ -78,88 +103,56 @@ impl Layout {
 
     /// All blocks in row-major order.
     pub fn rows(&self) -> Rows<'_> {
+        self.rows_from(0)
+    }
+
+    /// The rows from row number `first` on.
+    pub fn rows_from(&self, first: u64) -> Rows<'_> {
         let outer = self.dims.len().saturating_sub(1);
-        Rows { layout: self, index: vec![0; outer], next: (self.bytes > 0).then_some(0) }
+        let mut index = vec![0; outer];
+        let (mut left, mut offset) = (first, 0);
+        for dim in (0..outer).rev() {
+            let (count, stride) = self.dims[dim];
+            index[dim] = left % count;
+            offset += index[dim] * stride;
+            left /= count;
+        }
+        Rows { layout: self, index, next: (self.bytes > 0 && left == 0).then_some(offset) }
+    }
+
+    /// Whether all elements lie side by side.
+    pub fn is_contiguous(&self) -> bool {
+        self.dims.is_empty()
+    }
+
+    /// Blocks in a row, and bytes in a block; 0 bytes when there are no elements.
+    pub fn row_shape(&self) -> (u64, u64) {
+        (self.dims.last().map_or(1, |(count, _)| *count), self.block)
     }
 }
 
-fn extents(shape: &[i64]) -> Result<Vec<u64>, Refusal> {
-    shape
-        .iter()
-        .map(|extent| u64::try_from(*extent))
-        .collect::<Result<_, _>>()
-        .map_err(|_| (Status::NegativeShape, format!("shape {shape:?} has a negative extent")))
-}
-
-fn refuse_negative(strides: &[i64]) -> Result<(), Refusal> {
-    if strides.iter().any(|stride| *stride < 0) {
-        let what = format!("strides {strides:?} have a negative one; give a copy in row-major order");
-        return Err((Status::NegativeStride, what));
+/// The size of all elements in bits, if it fits.
+fn bits(shape: &[i64], element_bits: u64) -> Option<u64> {
+    if shape.contains(&0) {
+        return Some(0);
     }
-    Ok(())
-}
-
-fn leaves(shape: &[i64]) -> Refusal {
-    (Status::OutOfAddressSpace, format!("the strides of shape {shape:?} lead out of the address space"))
-}
-
-fn product(extents: &[u64]) -> Option<u64> {
-    extents.iter().try_fold(1u64, |all, extent| all.checked_mul(*extent))
+    shape.iter().try_fold(element_bits, |bits, extent| bits.checked_mul(*extent as u64))
 }
 
 /// The layout of elements that share bytes: only as a whole, and only when the whole ends on a byte.
-fn packed(extents: &[u64], strides: Option<&[i64]>, bits: u64) -> Result<Layout, Refusal> {
-    let compact = compact_strides(extents);
-    let is_compact = strides.is_none_or(|strides| {
-        extents
-            .iter()
-            .zip(strides)
-            .zip(&compact)
-            .all(|((extent, stride), compact)| *extent == 1 || *stride as u64 == *compact)
-    });
-    if !is_compact || !bits.is_multiple_of(8) {
+fn packed(shape: &[i64], strides: Option<&[i64]>, bits: u64) -> Result<Layout, Refusal> {
+    let mut compact = 1;
+    let mut is_compact = |dim: usize| {
+        let stride = strides.map_or(compact, |strides| strides[dim]);
+        let is_compact = shape[dim] == 1 || stride == compact;
+        compact *= shape[dim];
+        is_compact
+    };
+    if !(0..shape.len()).rev().all(&mut is_compact) || !bits.is_multiple_of(8) {
         let what = "elements of less than a byte must lie compactly in row-major order and end on a whole byte";
         return Err((Status::UnsupportedLayout, what.to_owned()));
     }
     Ok(Layout { block: bits / 8, dims: Vec::new(), bytes: bits / 8, extent: bits / 8 })
-}
-
-/// Row-major strides in elements. The caller has checked that the product of `extents` fits.
-fn compact_strides(extents: &[u64]) -> Vec<u64> {
-    let mut strides = vec![1; extents.len()];
-    for dim in (1..extents.len()).rev() {
-        strides[dim - 1] = strides[dim] * extents[dim];
-    }
-    strides
-}
-
-/// Strides in bytes, `None` when one overflows. Those of extents of 1 lead nowhere and become 0.
-fn byte_strides(extents: &[u64], strides: Option<&[i64]>, element: u64) -> Option<Vec<u64>> {
-    let compact = compact_strides(extents);
-    (0..extents.len())
-        .map(|dim| match (extents[dim], strides) {
-            (1, _) => Some(0),
-            (_, Some(strides)) => (strides[dim] as u64).checked_mul(element),
-            (_, None) => compact[dim].checked_mul(element),
-        })
-        .collect()
-}
-
-/// Merges dimensions that continue each other: the innermost bytes side by side, and the rest outermost first.
-fn merge(extents: &[u64], strides: &[u64], element: u64) -> (u64, Vec<(u64, u64)>) {
-    let mut block = element;
-    let mut dims: Vec<(u64, u64)> = Vec::new();
-    for (extent, stride) in
-        extents.iter().copied().zip(strides.iter().copied()).rev().filter(|(extent, _)| *extent != 1)
-    {
-        match dims.last_mut() {
-            None if stride == block => block *= extent,
-            Some((count, step)) if step.checked_mul(*count) == Some(stride) => *count *= extent,
-            _ => dims.push((extent, stride)),
-        }
-    }
-    dims.reverse();
-    (block, dims)
 }
 
 /// Iterator over the rows of a layout; see [`Layout::rows`].
@@ -232,6 +225,10 @@ mod tests {
             let bytes = by_definition(&shape, &strides, element);
             prop_assert_eq!(layout.bytes(), bytes.len() as u64);
             prop_assert_eq!(layout.extent(), bytes.iter().max().map_or(0, |last| last + 1));
+            let rows: Vec<Row> = layout.rows().collect();
+            for first in 0..=rows.len() {
+                prop_assert!(layout.rows_from(first as u64).eq(rows[first..].iter().copied()));
+            }
             prop_assert_eq!(visited(&layout), bytes);
         }
     }

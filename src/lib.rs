@@ -1,7 +1,7 @@
 //! Proves what model weights an inference engine really holds.
 //!
 //! The crate is a shared library with a C ABI (`libweight_checker.so`, header `include/weight_checker.h`).
-//! Three verbs work on borrowed tensors: [`ops::checksum`], [`ops::reset`] and [`ops::compare`].
+//! Three verbs work on borrowed tensors: [`ops::checksum()`], [`ops::reset()`] and [`ops::compare()`].
 //!
 //! One direction of flow, and imports point down only:
 //!

@@ -1,6 +1,7 @@
 //! What memory of this process is mapped, and with which rights.
 
 use std::ops::Range;
+use std::path::Path;
 
 use procfs::process::{MMPermissions, MMapPath, Process};
 
@@ -36,7 +37,7 @@ impl MemoryMap {
         let mapping = |map: procfs::process::MemoryMap| Mapping {
             addresses: map.address.0 as usize..map.address.1 as usize,
             rights: map.perms,
-            of_file: matches!(map.pathname, MMapPath::Path(_)),
+            of_file: matches!(map.pathname, MMapPath::Path(path) if is_of_files(&path)),
         };
         Ok(Self { mappings: maps.0.into_iter().map(mapping).collect() })
     }
@@ -74,6 +75,12 @@ impl MemoryMap {
         }
         Ok(())
     }
+}
+
+/// Whether what is mapped under `path` can become shorter. Devices cannot, and memory that one has pinned cannot be read by
+/// the call below although the process can.
+fn is_of_files(path: &Path) -> bool {
+    !path.starts_with("/dev") || path.starts_with("/dev/shm")
 }
 
 /// Whether the byte at `address`, in a mapping of a file, can be read: it cannot when the file has become shorter.

@@ -1,8 +1,8 @@
 //! Jobs of unequal size over the cores that this process may use.
 
 use std::panic::resume_unwind;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use crate::status::Result;
@@ -16,10 +16,8 @@ pub fn allowed_cores() -> usize {
 }
 
 /// Runs `job(scratch, index)` once for every index of `sizes` (in bytes), largest first, on at most `threads` threads
-/// (0: all allowed cores), the calling one among them. Each thread has a scratch of its own.
-///
-/// Threads live for this call only, so a process that forks between calls is safe. A panic in a job is passed on to
-/// the caller after all threads have ended; the first error keeps further jobs from starting.
+/// (0: all allowed cores), the calling one among them. Each thread has a scratch of its own. The first error keeps
+/// further jobs from starting.
 pub fn for_each<S: Default>(
     sizes: &[u64],
     threads: usize,
@@ -29,20 +27,28 @@ pub fn for_each<S: Default>(
     order.sort_by_key(|index| std::cmp::Reverse(sizes[*index]));
     let next = AtomicUsize::new(0);
     let failure = Mutex::new(None);
-    let work = || {
+    on_threads(useful_threads(sizes, threads), || {
         let mut scratch = S::default();
         while let Some(index) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
             if let Err(error) = job(&mut scratch, *index) {
                 next.store(order.len(), Ordering::Relaxed);
-                failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(error);
+                failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             }
         }
-    };
+    });
+    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+/// Runs `work` on `threads` threads at once, the calling one among them, or on fewer when the system refuses more.
+///
+/// Threads live for this call only, so a process that forks between calls is safe. A panic is passed on to the caller
+/// after all threads have ended.
+pub fn on_threads(threads: usize, work: impl Fn() + Sync) {
     thread::scope(|scope| {
         let mut started = Vec::new();
-        for number in 1..useful_threads(sizes, threads) {
+        for number in 1..threads {
             let name = format!("weight-checker-{number}");
-            match thread::Builder::new().name(name).spawn_scoped(scope, work) {
+            match thread::Builder::new().name(name).spawn_scoped(scope, &work) {
                 Ok(thread) => started.push(thread),
                 Err(error) => {
                     // The work is shared, so those that did start finish it.
@@ -58,10 +64,10 @@ pub fn for_each<S: Default>(
             resume_unwind(panic);
         }
     });
-    failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
 }
 
-fn useful_threads(sizes: &[u64], threads: usize) -> usize {
+/// How many threads are worth starting for jobs of `sizes` when `threads` are asked for (0: all allowed cores).
+pub fn useful_threads(sizes: &[u64], threads: usize) -> usize {
     let asked = if threads == 0 { allowed_cores() } else { threads };
     let total = sizes.iter().fold(0u64, |total, size| total.saturating_add(*size));
     let worth = usize::try_from(total / BYTES_WORTH_A_THREAD).unwrap_or(usize::MAX);

@@ -62,7 +62,7 @@ impl<'a> TensorView<'a> {
         self.dtype
     }
 
-    /// Where its elements lie, relative to [`start`](Self::start).
+    /// Where its elements lie, relative to the first one.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -89,15 +89,15 @@ pub fn total_bytes<'a>(views: impl IntoIterator<Item = &'a TensorView<'a>>) -> u
     views.into_iter().fold(0, |total, view| total.saturating_add(view.bytes()))
 }
 
-/// For each view the index of the first one that names exactly the same bytes in the same order: its own, unless the
-/// memory is shared (tied weights).
-pub fn first_of_same_memory(views: &[TensorView<'_>]) -> Vec<usize> {
-    let mut first = HashMap::new();
-    let of = |(index, view): (usize, &TensorView<'_>)| {
+/// For each view the index of the first one of the same dtype that names exactly the same bytes in the same order: its
+/// own, unless the memory is shared (tied weights).
+pub fn first_of_same_memory<'v>(views: &'v [TensorView<'_>]) -> Vec<usize> {
+    let mut first = HashMap::with_capacity(views.len());
+    let of = |(index, view): (usize, &'v TensorView<'_>)| {
         if view.bytes() == 0 {
             return index;
         }
-        *first.entry((view.start.addr(), view.layout.clone())).or_insert(index)
+        *first.entry((view.start.addr(), &view.layout, view.dtype)).or_insert(index)
     };
     views.iter().enumerate().map(of).collect()
 }
@@ -113,8 +113,12 @@ pub fn first_of_same_memory(views: &[TensorView<'_>]) -> Vec<usize> {
 pub unsafe fn views<'a>(tensors: &[RawTensor<'a>], access: Access) -> Result<Vec<TensorView<'a>>> {
     refuse_duplicates(tensors)?;
     let views = tensors.iter().map(check).collect::<Result<Vec<_>>>()?;
-    let map = MemoryMap::of_this_process()?;
+    let mut map = None;
     for view in views.iter().filter(|view| view.bytes() > 0) {
+        let map: &MemoryMap = match &mut map {
+            Some(map) => map,
+            none => none.insert(MemoryMap::of_this_process()?),
+        };
         map.check(view.addresses(), access).map_err(|(status, what)| Error::of_tensor(status, view.name, what))?;
     }
     Ok(views)

@@ -14,7 +14,7 @@ cargo fmt --check
 cargo clippy --quiet --all-targets --all-features -- -D warnings
 .venv/bin/ruff check --quiet python_shim tests
 .venv/bin/ruff format --check --quiet python_shim tests
-cargo doc --quiet --no-deps
+RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps
 
 heading "Rust crate, C and C++ callers"
 cargo test --quiet --features test-hooks

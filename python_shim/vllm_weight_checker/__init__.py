@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .errors import NativeError as NativeError
     from .rank import Rank as Rank
     from .report import Report as Report
+    from .verbs import backend as backend
     from .verbs import checksum as checksum
     from .verbs import compare as compare
     from .verbs import reset as reset
@@ -31,6 +32,7 @@ _HOME = {
     "Report": "report",
     "WeightChecker": "client",
     "WorkerExtension": "worker",
+    "backend": "verbs",
     "checksum": "verbs",
     "compare": "verbs",
     "reset": "verbs",

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 ABI_VERSION = 1
 LIBRARY_VARIABLE = "VLLM_WEIGHT_CHECKER_LIBRARY"
-ALGORITHMS = {"sha256": 0}
+ALGORITHMS = {"sha256": 0, "sha256-tree": 1}
+DIGEST_BYTES = 32
+DIGEST_PREFIXES = {"sha256": "", "sha256-tree": "sha256-tree:"}
 FILLS = {"zero": 0, "random": 1, "poison": 2}
 
 Progress = Callable[[int, int], Any]
@@ -58,6 +60,7 @@ _OUT_JSON = ctypes.POINTER(ctypes.c_void_p)
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "wc_abi_version": (ctypes.c_uint32, []),
     "wc_version": (ctypes.c_char_p, []),
+    "wc_backend": (ctypes.c_char_p, []),
     "wc_checksum": (ctypes.c_int32, [*_TENSORS, _RANK, _OPTIONS, _OUT_JSON]),
     "wc_digest": (ctypes.c_int32, [*_TENSORS, _OPTIONS, ctypes.c_void_p, ctypes.c_size_t]),
     "wc_reset": (ctypes.c_int32, [*_TENSORS, ctypes.c_uint32, ctypes.c_uint64, _OPTIONS, _OUT_JSON]),
@@ -90,16 +93,30 @@ def library() -> ctypes.CDLL:
     return _loaded
 
 
+def backend() -> str:
+    """`wc_backend`: the hash backend in use, such as "avx512+shani"."""
+    native = library()
+    name = native.wc_backend()
+    if name is None:
+        raise _error(Status.BAD_OPTION, native.wc_last_error())
+    return str(name.decode())
+
+
 def checksum(tensors: Described, rank: Rank, algorithm: str, threads: int, progress: Progress | None) -> dict[str, str]:
-    """`wc_checksum`: {key: digest}, in the order of the tensors."""
-    digests: dict[str, str] = _call("wc_checksum", tensors, [_rank(rank)], algorithm, threads, progress)
-    return digests
+    """{key: digest}, in the order of the tensors: what `wc_checksum` gives, without its JSON."""
+    _rank(rank)
+    digests = (ctypes.c_uint8 * (DIGEST_BYTES * tensors.count))()
+    _call("wc_digest", tensors, [], algorithm, threads, progress, [digests, len(digests)])
+    text, width = bytes(digests).hex(), 2 * DIGEST_BYTES
+    of_key, of_digest = rank.prefix, DIGEST_PREFIXES[algorithm]
+    starts = range(0, len(text), width)
+    return {of_key + name: of_digest + text[at : at + width] for name, at in zip(tensors.names, starts)}
 
 
 def reset(tensors: Described, fill: str, seed: int, threads: int, progress: Progress | None) -> dict[str, int]:
     """`wc_reset`: the counts of what was written."""
     arguments = [_choice("fill", fill, FILLS), _unsigned("seed", seed, 64)]
-    counts: dict[str, int] = _call("wc_reset", tensors, arguments, "sha256", threads, progress)
+    counts: dict[str, int] = _call_json("wc_reset", tensors, arguments, "sha256", threads, progress)
     return counts
 
 
@@ -107,14 +124,33 @@ def compare(
     tensors: Described, rank: Rank, baseline: bytes, algorithm: str, threads: int, progress: Progress | None
 ) -> dict[str, Any]:
     """`wc_compare`: the report; `baseline` is JSON text without NUL."""
-    report: dict[str, Any] = _call("wc_compare", tensors, [_rank(rank), baseline], algorithm, threads, progress)
+    arguments = [_rank(rank), baseline]
+    report: dict[str, Any] = _call_json("wc_compare", tensors, arguments, algorithm, threads, progress)
     return report
 
 
-def _call(
+def _call_json(
     function: str, tensors: Described, arguments: list[Any], algorithm: str, threads: int, progress: Progress | None
 ) -> Any:
-    """Calls a function that gives JSON, and parses it. `tensors` keeps the memory alive until it returns."""
+    """Calls a function that gives JSON, and parses it."""
+    out = ctypes.c_void_p()
+    try:
+        _call(function, tensors, arguments, algorithm, threads, progress, [out])
+        return json.loads(ctypes.string_at(out))
+    finally:
+        library().wc_string_free(out)
+
+
+def _call(
+    function: str,
+    tensors: Described,
+    arguments: list[Any],
+    algorithm: str,
+    threads: int,
+    progress: Progress | None,
+    outputs: list[Any],
+) -> None:
+    """Calls a function that hashes or writes. `tensors` keeps the memory alive until it returns."""
     native = library()
     raised: list[BaseException] = []
     options = WcOptions(
@@ -123,16 +159,11 @@ def _call(
         _unsigned("threads", threads, 32),
         _progress_callback(progress, raised),
     )
-    out = ctypes.c_void_p()
-    status = getattr(native, function)(tensors.address, tensors.count, *arguments, options, out)
-    try:
-        if raised:
-            raise raised.pop()
-        if status != Status.OK:
-            raise _error(status, native.wc_last_error())
-        return json.loads(ctypes.string_at(out))
-    finally:
-        native.wc_string_free(out)
+    status = getattr(native, function)(tensors.address, tensors.count, *arguments, options, *outputs)
+    if raised:
+        raise raised.pop()
+    if status != Status.OK:
+        raise _error(status, native.wc_last_error())
 
 
 def _error(status: int, message: bytes) -> NativeError:

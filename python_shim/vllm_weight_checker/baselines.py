@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from .errors import CheckError
+
+_FORM = re.compile("(?:([^:]+):)?[0-9a-f]{64}")
 
 Baseline = Mapping[str, Any] | str
 
@@ -19,7 +22,7 @@ def flat(baseline: Baseline) -> dict[str, str]:
             JSON text of either.
 
     Raises:
-        CheckError: it is neither, names a key twice, or is empty.
+        CheckError: it is neither, names a key twice, is empty, or mixes digests of two algorithms.
     """
     value: object = _parsed(baseline) if isinstance(baseline, str) else baseline
     if isinstance(value, Mapping) and isinstance(value.get("checksums"), Mapping):
@@ -31,7 +34,24 @@ def flat(baseline: Baseline) -> dict[str, str]:
             raise CheckError(f"the baseline's {key!r} has {digest!r} where a digest was expected")
     if not value:
         raise CheckError("the baseline is empty: nothing can be compared with it")
+    algorithm_of(value)
     return dict(value)
+
+
+def algorithm_of(baseline: Mapping[str, Any]) -> str:
+    """The algorithm that made the digests of a baseline, which they tell by their form.
+
+    Raises:
+        CheckError: some are of one algorithm and some of another. A string that is no digest tells nothing.
+    """
+    found: dict[str, str] = {}
+    for key, digest in baseline.items():
+        if form := _FORM.fullmatch(digest) if isinstance(digest, str) else None:
+            found.setdefault(form[1] or "sha256", key)
+    if len(found) > 1:
+        examples = ", ".join(f"{algorithm} ({key})" for algorithm, key in sorted(found.items()))
+        raise CheckError(f"the baseline mixes digests of {examples}; take it by one algorithm")
+    return next(iter(found), "sha256")
 
 
 def _parsed(text: str) -> object:

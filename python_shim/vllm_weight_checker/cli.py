@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ._native import FILLS
+from ._native import ALGORITHMS, FILLS
 from .baselines import flat
 from .client import WeightChecker
 from .errors import CheckError
@@ -62,6 +62,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version)
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     checksum = _action(actions, "checksum", _checksum, "hash every parameter on every rank")
+    checksum.add_argument(
+        "--algorithm",
+        choices=tuple(ALGORITHMS),
+        default="sha256",
+        help="of the digests (sha256)",
+    )
     checksum.add_argument("-o", "--output", metavar="FILE", type=Path, help="save {key: digest} as a baseline")
     reset = _action(actions, "reset", _reset, "overwrite every parameter on every rank; this destroys the served model")
     reset.add_argument("--fill", choices=tuple(FILLS), default="zero", help="with what (zero)")
@@ -104,7 +110,7 @@ def _checksum(options: argparse.Namespace) -> Outcome:
         _require_place(options.output)
     checker = _checker(options)
     with _Progress("checksum"):
-        report = checker.checksum(detail=True)
+        report = checker.checksum(detail=True, algorithm=options.algorithm)
     if options.output:
         _write_whole(options.output, json.dumps(report.checksums, indent=2) + "\n")
     return report, checksum_table(report, options.output and str(options.output))

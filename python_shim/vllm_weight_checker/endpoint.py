@@ -8,6 +8,7 @@ model, the endpoint exists only with VLLM_SERVER_DEV_MODE=1, like vLLM's.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from . import loop_json
 from ._native import ALGORITHMS, FILLS
+from .baselines import algorithm_of
 from .engines import check_client
 from .errors import CheckError
 from .notices import log
@@ -70,7 +72,7 @@ class _OwnFields(BaseModel):
     """The fields of a request that vLLM's endpoint does not have."""
 
     detail: bool = False
-    algorithm: Literal[tuple(ALGORITHMS)] = "sha256"  # type: ignore[valid-type]
+    algorithm: Literal[tuple(ALGORITHMS)] | None = None  # type: ignore[valid-type]
     fill: Literal[tuple(FILLS)] = "zero"  # type: ignore[valid-type]
     seed: int = Field(0, ge=0, lt=2**64)
 
@@ -94,7 +96,8 @@ async def weight_checker(
 ) -> Response:
     """Checksum, reset, or compare model weights against a baseline.
 
-    Also takes `detail` (the full report), `algorithm` (for checksum), `fill` and `seed` (for reset).
+    Also takes `detail` (the full report), `algorithm` (for checksum; for compare it is
+    that of the baseline, and another one is an error), `fill` and `seed` (for reset).
     """
     own = _OwnFields.of(await raw_request.json())
     client = getattr(raw_request.app.state, "engine_client", None)
@@ -102,13 +105,13 @@ async def weight_checker(
         raise HTTPException(status_code=501, detail="this server has no engine, so there are no weights to check")
     arguments: dict[str, Any]
     if action == "checksum":
-        arguments = {"algorithm": own.algorithm}
+        arguments = {"algorithm": own.algorithm or "sha256"}
     elif action == "reset":
         arguments = {"fill": own.fill, "seed": own.seed}
     elif baseline is None:
         raise HTTPException(status_code=400, detail="action='compare' requires a 'baseline' object")
     else:
-        arguments = {"baseline": baseline}
+        arguments = {"baseline": baseline, "algorithm": await _algorithm(baseline, own.algorithm)}
     try:
         report = await check_client(client, action, **arguments)
     except CheckError as error:
@@ -117,6 +120,18 @@ async def weight_checker(
     # A plain dict: json's Python code takes a report that is untrue, as on a mismatch, for an empty one.
     answer = dict(report) if own.detail else _as_vllm(report)
     return Response(await loop_json.write(answer), media_type="application/json")
+
+
+async def _algorithm(baseline: dict[str, str], asked: str | None) -> str:
+    """The algorithm of the baseline's digests; a mixture, or another than was asked for, is the request's fault."""
+    try:
+        found = await asyncio.to_thread(algorithm_of, baseline)
+    except CheckError as error:
+        raise HTTPException(status_code=400, detail=str(error)) from error
+    if asked not in (None, found):
+        detail = f"the baseline's digests are {found}, but {asked} was asked for; use one algorithm for both"
+        raise HTTPException(status_code=400, detail=detail)
+    return found
 
 
 def _router() -> APIRouter:

@@ -12,9 +12,11 @@ from array import array
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from ._dlpack import read_dlpack
+from ._exchange import WORDS, exchange_table
 from .arrays import read_interface, read_numpy
 from .buffers import Buffer
 from .errors import TensorError
@@ -54,6 +56,9 @@ def describe(tensors: Mapping[str, object], writable: bool) -> Described:
         )
     items = list(tensors.items())
     keep: list[object] = [tensor for _, tensor in items]
+    table = exchange_table(keep)
+    if table is not None:
+        return _name([name for name, _ in items], table, keep)
     read, context = _reader(keep)
     buffers: list[Buffer] = []
     with context:
@@ -132,16 +137,35 @@ def _pack(names: list[str], buffers: list[Buffer], keep: list[object]) -> Descri
     return Described(table.buffer_info()[0], len(buffers), names, (table, name_bytes, dims, *keep))
 
 
+def _name(names: list[str], table: array[int], keep: list[object]) -> Described:
+    """Completes an `exchange_table` with sizes and names."""
+    name_offsets, name_bytes = _pack_names(names)
+    base = name_bytes.buffer_info()[0]
+    table[0::WORDS] = array("Q", [WC_TENSOR.size]) * len(names)
+    table[1::WORDS] = array("Q", [base + offset for offset in name_offsets])
+    return Described(table.buffer_info()[0], len(names), names, (table, name_bytes, *keep))
+
+
 def _pack_names(names: list[str]) -> tuple[list[int], array[int]]:
     """Where each name begins in the NUL-terminated UTF-8 text of all names."""
-    text, offsets = bytearray(), []
+    try:
+        encoded = list(map(str.encode, names))
+    except (TypeError, UnicodeEncodeError):
+        encoded = []
+    text = b"".join([name + b"\0" for name in encoded])
+    if len(encoded) < len(names) or text.count(0) > len(names):
+        raise _bad_name(names)
+    ends = accumulate(map(len, encoded), lambda end, length: end + length + 1, initial=0)
+    return list(ends)[:-1], array("b", text)
+
+
+def _bad_name(names: list[str]) -> TensorError:
+    """What is wrong with the first bad one."""
     for name in names:
         if not isinstance(name, str) or "\0" in name:
-            raise TensorError(f"the name {name!r} of a tensor is no text without NUL characters")
-        offsets.append(len(text))
+            return TensorError(f"the name {name!r} of a tensor is no text without NUL characters")
         try:
-            text += name.encode()
+            name.encode()
         except UnicodeEncodeError as error:
-            raise TensorError(f"the name {name!r} of a tensor has no UTF-8 form: {error}") from error
-        text.append(0)
-    return offsets, array("b", bytes(text))
+            return TensorError(f"the name {name!r} of a tensor has no UTF-8 form: {error}")
+    raise AssertionError("one of the names is bad")

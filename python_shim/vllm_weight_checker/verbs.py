@@ -18,10 +18,20 @@ from collections.abc import Mapping
 
 from . import _native
 from ._native import Progress
-from .errors import NativeError, Status
+from .baselines import algorithm_of
+from .errors import CheckError, NativeError, Status
 from .rank import Rank
 from .report import Report
 from .tensors import describe
+
+
+def backend() -> str:
+    """The hash backend in use, such as "avx512+shani": what fills many lanes, and what runs few tensors fast.
+
+    Raises:
+        NativeError: the environment variable WC_BACKEND forces one that this processor lacks.
+    """
+    return _native.backend()
 
 
 def checksum(
@@ -34,7 +44,9 @@ def checksum(
 ) -> dict[str, str]:
     """Hashes every tensor's elements in row-major order: {rank.prefix + name: digest}, in their order.
 
-    A digest is 64 lower-case hex digits, what `hashlib.sha256` gives for the bytes of a contiguous copy.
+    A digest of "sha256" is 64 lower-case hex digits, what `hashlib.sha256` gives for the bytes of a
+    contiguous copy. One of "sha256-tree" is `sha256-tree:` and 64 hex digits: the Merkle tree hash of RFC
+    9162 section 2.1.1 over leaves of 8,192 bytes, which all cores make together even of one tensor.
     """
     return _native.checksum(describe(tensors, writable=False), rank, algorithm, threads, progress)
 
@@ -66,14 +78,16 @@ def compare(
     baseline: Mapping[str, str] | str,
     rank: Rank = Rank(),
     *,
-    algorithm: str = "sha256",
+    algorithm: str | None = None,
     threads: int = 0,
     progress: Progress | None = None,
 ) -> Report:
     """Hashes every tensor and compares with a baseline {key: digest}, given as a mapping or as JSON text.
 
-    Keys of other ranks in the baseline are ignored. A mismatch is a result; that no tensor has a key in
-    the baseline is an error (`Status.NOTHING_COMPARED`).
+    The algorithm is that of the baseline's digests. Digests of two algorithms in one baseline, or of
+    another than `algorithm` when one is given, are an error. Keys of other ranks in the baseline are
+    ignored. A mismatch is a result; that no tensor has a key in the baseline is an error
+    (`Status.NOTHING_COMPARED`).
 
     Returns:
         {"match", "mismatches", "differing", "missing", "unexpected", "tensors", "compared", "equal",
@@ -81,7 +95,21 @@ def compare(
         of them; tensors = compared + unexpected, compared = equal + differing.
     """
     text = _baseline_text(baseline)
+    algorithm = algorithm or _algorithm_of(baseline)
     return Report(_native.compare(describe(tensors, writable=False), rank, text, algorithm, threads, progress))
+
+
+def _algorithm_of(baseline: Mapping[str, str] | str) -> str:
+    """The baseline's algorithm. The library says what else is wrong with it."""
+    if isinstance(baseline, str):
+        try:
+            baseline = json.loads(baseline)
+        except (ValueError, RecursionError):
+            baseline = {}
+    try:
+        return algorithm_of(baseline if isinstance(baseline, Mapping) else {})
+    except CheckError as error:
+        raise NativeError(Status.ALGORITHM_MISMATCH, str(error)) from None
 
 
 def _baseline_text(baseline: Mapping[str, str] | str) -> bytes:

@@ -16,6 +16,7 @@ from types import MethodType
 from typing import Any
 
 from . import verbs
+from .baselines import algorithm_of
 from .errors import CheckError
 from .model import Weights, rank_of, weights_of
 from .notices import log, warn_once
@@ -59,13 +60,16 @@ def reset(worker: Any, rank: Rank, nonce: Any = None, fill: str = "zero", seed: 
     }
 
 
-def compare(worker: Any, rank: Rank, nonce: Any = None, baseline: Any = None, algorithm: str = "sha256") -> Result:
+def compare(worker: Any, rank: Rank, nonce: Any = None, baseline: Any = None, algorithm: str | None = None) -> Result:
     """Compares the weights of this rank with the baseline's keys of this rank.
 
-    A hidden weight that equals the baseline is skipped, since it says nothing. No key in common is no
-    error here: whether anything was compared is the caller's to say, who sees all ranks.
+    The algorithm is that of the baseline's digests; it is an error when `algorithm` names another. A
+    hidden weight that equals the baseline is skipped, since it says nothing. No key in common is no error
+    here: whether anything was compared is the caller's to say, who sees all ranks.
     """
-    own = {key: digest for key, digest in _read_baseline(baseline).items() if key.startswith(rank.prefix)}
+    baseline = _read_baseline(baseline)
+    algorithm = _algorithm(baseline, algorithm)
+    own = {key: digest for key, digest in baseline.items() if key.startswith(rank.prefix)}
     weights = weights_of(worker)
     empty = verbs.checksum({name: weights.tensors[name] for name in weights.hidden}, rank, algorithm=algorithm)
     silent = {key for key, digest in empty.items() if own.get(key) == digest}
@@ -122,6 +126,14 @@ def _read_baseline(baseline: Any) -> Mapping[str, Any]:
             "as a mapping of key to digest or as its JSON text"
         )
     return baseline
+
+
+def _algorithm(baseline: Mapping[str, Any], asked: str | None) -> str:
+    """The baseline's algorithm, of all ranks' digests: this rank's part may be empty, or tell less."""
+    found = algorithm_of(baseline)
+    if asked not in (None, found):
+        raise CheckError(f"the baseline's digests are {found}, but {asked} was asked for; use one algorithm for both")
+    return found
 
 
 def _hidden_keys(weights: Weights, rank: Rank) -> list[str]:

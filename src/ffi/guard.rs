@@ -52,15 +52,17 @@ pub fn not_null<T>(pointer: *const T, argument: &str) -> Result<()> {
     Ok(())
 }
 
-/// The text behind `pointer`.
+/// The text behind `pointer`. An error says what is wrong with it; the caller adds what it is.
 ///
 /// # Safety
 /// `pointer` is NULL or a NUL-terminated string that outlives `'a`.
-pub unsafe fn text<'a>(pointer: *const c_char, argument: &str, not_utf8: Status) -> Result<&'a str> {
-    not_null(pointer, argument)?;
+pub unsafe fn text<'a>(pointer: *const c_char, not_utf8: Status) -> Result<&'a str> {
+    if pointer.is_null() {
+        return Err(Error::new(Status::NullPointer, "is NULL"));
+    }
     // SAFETY: not NULL; the caller vouches for the rest.
     let bytes = unsafe { CStr::from_ptr(pointer) };
-    bytes.to_str().map_err(|error| Error::new(not_utf8, format!("argument '{argument}' is not UTF-8: {error}")))
+    bytes.to_str().map_err(|error| Error::new(not_utf8, format!("is not UTF-8: {error}")))
 }
 
 /// `count` values behind `pointer`, which may be NULL when there are none.
@@ -102,7 +104,8 @@ pub unsafe fn tensors<'a>(pointer: *const WcTensor, count: usize) -> Result<Vec<
 unsafe fn raw_tensor<'a>(tensor: &WcTensor, index: usize) -> Result<RawTensor<'a>> {
     struct_size(tensor.struct_size, size_of::<WcTensor>(), "WcTensor")?;
     // SAFETY: the caller vouches that the name is NULL or a string.
-    let name = unsafe { text(tensor.name, &format!("tensors[{index}].name"), Status::BadName) }?;
+    let name = unsafe { text(tensor.name, Status::BadName) }
+        .map_err(|error| Error::new(error.status(), format!("tensors[{index}].name {error}")))?;
     let refuse = |status, what: String| Error::of_tensor(status, name, what);
     let ndim = usize::try_from(tensor.ndim)
         .ok()

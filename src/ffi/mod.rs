@@ -8,9 +8,13 @@ mod log;
 pub mod types;
 
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::ptr;
 
-use self::guard::{guard, not_null, rank, slice, tensors, text, with_options, write_json};
+use once_cell::race::OnceBox;
+
+use self::guard::{guard, not_null, rank, tensors, text, with_options, write_json};
 use self::types::{WC_ABI_VERSION, WC_DIGEST_SIZE, WcLogCallback, WcOptions, WcRank, WcTensor};
+use crate::hash;
 use crate::mapped::Access;
 use crate::ops;
 use crate::status::{Error, Status};
@@ -31,6 +35,20 @@ pub extern "C" fn wc_abi_version() -> u32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn wc_version() -> *const c_char {
     VERSION.as_ptr()
+}
+
+/// The name of the hash backend in use, such as "avx512+shani": what fills lanes, and what runs few messages fast. Static: do not
+/// free. NULL when the environment variable `WC_BACKEND` forces a backend that this processor lacks; `wc_last_error` says so.
+#[unsafe(no_mangle)]
+pub extern "C" fn wc_backend() -> *const c_char {
+    static NAME: OnceBox<CString> = OnceBox::new();
+    let mut name = ptr::null();
+    guard(|| {
+        let found = hash::backend_name()?;
+        name = NAME.get_or_init(|| Box::new(CString::new(found).unwrap_or_default())).as_ptr();
+        Ok(())
+    });
+    name
 }
 
 /// Hashes tensors and gives their digests under the keys of a rank.
@@ -90,7 +108,9 @@ pub unsafe extern "C" fn wc_digest(
     // SAFETY: the caller's promise above is what each of these asks for.
     guard(|| unsafe {
         let needed = count.saturating_mul(WC_DIGEST_SIZE);
-        slice(out_digests, needed, "out_digests")?;
+        if count > 0 {
+            not_null(out_digests, "out_digests")?;
+        }
         if out_size < needed {
             let what = format!("argument 'out_size' is {out_size}, but {count} digests take {needed} bytes");
             return Err(Error::new(Status::BufferTooSmall, what));
@@ -110,7 +130,8 @@ pub unsafe extern "C" fn wc_digest(
 /// - `tensors`, `count`, `options`: as for `wc_checksum`; the algorithm is not used. Tensors that are exactly the same
 ///   memory are written once; others that overlap are written in the order given.
 /// - `fill`: `WC_FILL_ZERO`, `WC_FILL_RANDOM` (valid values of the dtype: finite floats, bools 0 or 1; the same bytes for the same
-///   seed and name on every run), or `WC_FILL_POISON` (bytes 0xFF: NaN for floats).
+///   seed and name on every run), or `WC_FILL_POISON` (bytes 0xFF: NaN for floats, but for
+///   the two float8 types whose name ends in fnuz).
 /// - `seed`: any number; used by `WC_FILL_RANDOM` only.
 /// - `out_json`: receives `{"tensors", "written", "shared", "bytes"}`, where tensors = written + shared; owned by the caller,
 ///   freed with `wc_string_free`.
@@ -166,7 +187,8 @@ pub unsafe extern "C" fn wc_compare(
     guard(|| unsafe {
         not_null(out_json, "out_json")?;
         let rank = self::rank(rank)?;
-        let baseline = text(baseline_json, "baseline_json", Status::BadBaseline)?;
+        let baseline = text(baseline_json, Status::BadBaseline)
+            .map_err(|error| Error::new(error.status(), format!("argument 'baseline_json' {error}")))?;
         let tensors = self::tensors(tensors, count)?;
         let report =
             with_options(options, |options| ops::compare(&views(&tensors, Access::Read)?, rank, baseline, options))?;

@@ -11,11 +11,15 @@ pub const WC_DIGEST_SIZE: usize = 32;
 /// `WcOptions::algorithm`: SHA-256 of a tensor's logical bytes.
 pub const WC_ALGORITHM_SHA256: u32 = 0;
 
+/// `WcOptions::algorithm`: the Merkle tree hash of RFC 9162 section 2.1.1 with SHA-256 over leaves of 8,192 logical bytes, so
+/// that one tensor is hashed by many lanes and cores at once. Written `sha256-tree:` and 64 hex digits.
+pub const WC_ALGORITHM_SHA256_TREE: u32 = 1;
+
 /// Fill of `wc_reset`: all bytes 0.
 pub const WC_FILL_ZERO: u32 = 0;
 /// Fill of `wc_reset`: valid values of the tensor's dtype, the same for the same seed and name.
 pub const WC_FILL_RANDOM: u32 = 1;
-/// Fill of `wc_reset`: all bytes 0xFF, which is NaN for floats.
+/// Fill of `wc_reset`: all bytes 0xFF, which is NaN for floats (not for float8 types that end in fnuz).
 pub const WC_FILL_POISON: u32 = 2;
 
 /// Where a tensor's memory is: DLPack's `DLDevice`.
@@ -103,7 +107,7 @@ pub type WcLogCallback =
 pub struct WcOptions {
     /// `sizeof(WcOptions)`; another value is refused.
     pub struct_size: usize,
-    /// `WC_ALGORITHM_SHA256`.
+    /// `WC_ALGORITHM_SHA256` or `WC_ALGORITHM_SHA256_TREE`.
     pub algorithm: u32,
     /// The most threads, the calling one among them; 0: all cores that this process may use (affinity and cgroup).
     pub threads: u32,

@@ -1,33 +1,74 @@
-//! Digests of many tensors at once.
+//! Digests of many tensors at once, as fast as the processor can.
+//!
+//! `backend` and its files are the block function for each kind of processor; `lanes` fills their lanes; `schedule` says which
+//! messages a thread takes; `chains` hashes whole tensors with them and `tree` leaves and nodes of a Merkle tree.
 
-use sha2::{Digest as _, Sha256};
+pub mod backend;
+#[cfg(test)]
+mod backend_tests;
+mod chains;
+mod lanes;
+mod message;
+mod portable;
+pub mod schedule;
+mod tree;
+#[cfg(target_arch = "x86_64")]
+mod x86_avx2;
+#[cfg(target_arch = "x86_64")]
+mod x86_avx512;
+#[cfg(target_arch = "x86_64")]
+mod x86_shani;
+#[cfg(target_arch = "x86_64")]
+mod x86_wide;
 
+use self::backend::{Choice, State, choose};
+use self::schedule::Speeds;
 use crate::digest::{Algorithm, Digest};
-use crate::host;
 use crate::progress::Progress;
 use crate::status::Result;
 use crate::view::TensorView;
 
-/// What a thread keeps from tensor to tensor: the memory that strided ones are gathered in.
-#[derive(Default)]
-pub struct Scratch {
-    gathered: Vec<u8>,
+/// The digests of the logical bytes of `views`, in order, by at most `threads` threads (0: all allowed cores).
+///
+/// # Errors
+/// `BadOption` when the environment forces a backend that is not there; `Cancelled` by `progress`.
+pub fn digests(
+    views: &[&TensorView<'_>],
+    algorithm: Algorithm,
+    threads: usize,
+    progress: &Progress<'_>,
+) -> Result<Vec<Digest>> {
+    let engine = Engine::new()?;
+    match algorithm {
+        Algorithm::Sha256 => chains::digests(views, &engine, threads, progress),
+        Algorithm::Sha256Tree => tree::digests(views, &engine, threads, progress),
+    }
 }
 
-/// The digest of the logical bytes of `view`.
-pub fn digest(
-    view: &TensorView<'_>,
-    algorithm: Algorithm,
-    scratch: &mut Scratch,
-    progress: &Progress<'_>,
-) -> Result<Digest> {
-    #[cfg(feature = "test-hooks")]
-    assert_ne!(view.name(), "test-hook: panic", "the test asked for a panic");
-    match algorithm {
-        Algorithm::Sha256 => {
-            let mut hasher = Sha256::new();
-            host::read(view, &mut scratch.gathered, progress, |bytes| hasher.update(bytes))?;
-            Ok(Digest::new(hasher.finalize().into()))
+/// The name of the backend in use, such as "avx512+shani".
+pub fn backend_name() -> Result<String> {
+    Ok(choose()?.name())
+}
+
+/// The backends of this process and their speeds.
+struct Engine {
+    choice: &'static Choice,
+    speeds: Speeds,
+}
+
+impl Engine {
+    fn new() -> Result<Self> {
+        let choice = choose()?;
+        Ok(Self { choice, speeds: Speeds::of(choice) })
+    }
+
+    /// Advances each state over its blocks, by the backend that is faster for so many.
+    fn compress(&self, states: &mut [State], blocks: &[&[u8]]) {
+        let lanes = self.speeds.prefers_lanes(states.len());
+        let backend = if lanes { self.choice.wide } else { self.choice.fast };
+        let width = backend.lanes();
+        for (states, blocks) in states.chunks_mut(width).zip(blocks.chunks(width)) {
+            backend.compress(states, blocks);
         }
     }
 }

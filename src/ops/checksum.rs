@@ -1,12 +1,10 @@
 //! checksum: the digest of every tensor.
 
-use std::sync::OnceLock;
 use std::time::Instant;
 
 use super::Options;
 use crate::digest::Digest;
 use crate::hash;
-use crate::parallel;
 use crate::progress::Progress;
 use crate::rank::Rank;
 use crate::report::ChecksumReport;
@@ -24,18 +22,16 @@ pub fn checksum(views: &[TensorView<'_>], rank: Rank, options: &Options<'_>) -> 
 pub fn digests(views: &[TensorView<'_>], options: &Options<'_>) -> Result<Vec<Digest>> {
     let started = Instant::now();
     let first = first_of_same_memory(views);
-    let unique: Vec<usize> = (0..views.len()).filter(|index| first[*index] == *index).collect();
-    let sizes: Vec<u64> = unique.iter().map(|index| views[*index].bytes()).collect();
-    let total = total_bytes(unique.iter().map(|index| &views[*index]));
+    let mut position = vec![0; views.len()];
+    let mut unique = Vec::new();
+    for (index, view) in views.iter().enumerate().filter(|(index, _)| first[*index] == *index) {
+        position[index] = unique.len();
+        unique.push(view);
+    }
+    let total = total_bytes(unique.iter().copied());
     let progress = Progress::start(total, options.progress)?;
-    let found: Vec<OnceLock<Digest>> = views.iter().map(|_| OnceLock::new()).collect();
-    parallel::for_each(&sizes, options.threads, |scratch, job| {
-        let index = unique[job];
-        let digest = hash::digest(&views[index], options.algorithm, scratch, &progress)?;
-        found[index].get_or_init(|| digest);
-        Ok(())
-    })?;
+    let found = hash::digests(&unique, options.algorithm, options.threads, &progress)?;
     progress.finish()?;
     log::debug!("{} of {} tensors, {total} bytes: {:?}", options.algorithm.name(), views.len(), started.elapsed());
-    Ok(first.iter().map(|index| *found[*index].get().expect("every job has run, or for_each has failed")).collect())
+    Ok(first.iter().map(|index| found[position[*index]]).collect())
 }

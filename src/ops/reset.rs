@@ -22,7 +22,8 @@ pub enum Fill {
         /// Any number.
         seed: u64,
     },
-    /// All bytes 0xFF: NaN for floats, so that a model which uses a weight that never arrived shows it at once.
+    /// All bytes 0xFF: NaN for floats (not for the float8 types that end in fnuz), so that a model which uses a weight that
+    /// never arrived shows it at once.
     Poison,
 }
 

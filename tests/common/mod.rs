@@ -131,12 +131,16 @@ pub fn compare(tensors: &[Tensor], baseline: &str) -> Result<Value, Status> {
 }
 
 pub fn digests(tensors: &[Tensor], threads: u32) -> Result<Vec<[u8; 32]>, Status> {
+    digests_with(tensors, &options(threads))
+}
+
+pub fn digests_with(tensors: &[Tensor], options: &WcOptions) -> Result<Vec<[u8; 32]>, Status> {
     let raw = raw(tensors);
     let untouched = [0x5a; 32];
     let mut out = vec![untouched; tensors.len()];
     let size = out.len() * 32;
     // SAFETY: as in `checksum`; `out` has room for all digests.
-    let status = unsafe { wc_digest(raw.as_ptr(), raw.len(), &options(threads), out.as_mut_ptr().cast(), size) };
+    let status = unsafe { wc_digest(raw.as_ptr(), raw.len(), options, out.as_mut_ptr().cast(), size) };
     if status != Status::Ok {
         assert!(
             out.iter().all(|digest| *digest == untouched),

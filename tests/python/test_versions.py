@@ -64,4 +64,4 @@ def test_statuses_are_the_headers() -> None:
 def test_algorithms_and_fills_are_the_headers() -> None:
     for prefix, table in (("WC_ALGORITHM_", _native.ALGORITHMS), ("WC_FILL_", _native.FILLS)):
         names = re.findall(rf"^#define {prefix}(\w+) ", HEADER, re.MULTILINE)
-        assert {name.lower(): int(constant(prefix + name)) for name in names} == table
+        assert {name.lower().replace("_", "-"): int(constant(prefix + name)) for name in names} == table

@@ -1,0 +1,186 @@
+//! A message on its way through SHA-256: whole blocks out of a tensor, then the padding.
+
+use super::backend::{BLOCK_BYTES, INITIAL, State};
+use super::lanes::Stream;
+use crate::digest::{Algorithm, Digest};
+use crate::host::Bytes;
+
+/// Bytes of a strided tensor that are gathered together: with 16 lanes, 1 MiB a thread.
+const GATHER_BYTES: usize = 64 << 10;
+
+/// Room for a partial block and its padding.
+pub const EDGE_BYTES: usize = 2 * BLOCK_BYTES;
+
+/// A message being hashed. Its whole blocks come from the tensor's own memory wherever they lie there side by side.
+pub struct Message<'v> {
+    /// What the caller knows it by.
+    pub id: usize,
+    /// The hash of the blocks taken so far.
+    pub state: State,
+    body: Bytes<'v>,
+    /// The bytes before the body, if any, then the ones behind its last whole block with the padding.
+    edge: [u8; EDGE_BYTES],
+    /// Blocks of the edge that are ready.
+    edge_ready: std::ops::Range<usize>,
+    /// Gathered blocks that are ready.
+    gathered: Vec<u8>,
+    gathered_ready: std::ops::Range<usize>,
+    length: u64,
+    is_padded: bool,
+}
+
+impl<'v> Message<'v> {
+    /// The message `prefix` (at most one byte) followed by `body`.
+    pub fn new(id: usize, prefix: &[u8], body: Bytes<'v>) -> Self {
+        let mut message = Self {
+            id,
+            state: INITIAL,
+            edge: [0; EDGE_BYTES],
+            edge_ready: 0..0,
+            gathered: Vec::new(),
+            gathered_ready: 0..0,
+            length: prefix.len() as u64 + left(&body),
+            body,
+            is_padded: false,
+        };
+        if !prefix.is_empty() {
+            message.start_with(prefix);
+        }
+        message.prepare();
+        message
+    }
+
+    /// Bytes that are still to be hashed, without the padding.
+    pub fn left(&self) -> u64 {
+        left(&self.body) + self.gathered_ready.len() as u64
+    }
+
+    /// Puts the message down: it gives back its buffer, and reads what was in it again when it is taken up.
+    pub fn park(&mut self) {
+        if let Bytes::Strided(body) = &mut self.body {
+            body.rewind(self.gathered_ready.len() as u64);
+            self.gathered = Vec::new();
+            self.gathered_ready = 0..0;
+        }
+    }
+
+    /// Takes the message up again after [`park`](Self::park).
+    pub fn resume(&mut self) {
+        self.prepare();
+    }
+
+    /// The digest of a message that is done.
+    pub fn digest(&self) -> Digest {
+        debug_assert!(self.blocks().is_empty());
+        digest_of(&self.state, Algorithm::Sha256)
+    }
+
+    /// Makes the first block of `prefix` and the body's first bytes, when together they fill one.
+    fn start_with(&mut self, prefix: &[u8]) {
+        self.edge[..prefix.len()].copy_from_slice(prefix);
+        if self.length < BLOCK_BYTES as u64 {
+            return self.pad(prefix.len());
+        }
+        read(&mut self.body, &mut self.edge[prefix.len()..BLOCK_BYTES]);
+        self.edge_ready = 0..BLOCK_BYTES;
+    }
+
+    /// Makes more blocks ready when none are: gathered ones, then the padded end.
+    fn prepare(&mut self) {
+        if self.is_padded || !self.blocks().is_empty() {
+            return;
+        }
+        if let Bytes::Strided(body) = &mut self.body
+            && body.left() >= BLOCK_BYTES as u64
+        {
+            let bytes = whole(GATHER_BYTES.min(usize::try_from(body.left()).unwrap_or(usize::MAX)));
+            self.gathered.resize(bytes, 0);
+            body.read(&mut self.gathered);
+            self.gathered_ready = 0..bytes;
+            return;
+        }
+        self.pad(0);
+    }
+
+    /// Ends the message: `edge[..start]`, what is left of the body, and the padding.
+    fn pad(&mut self, start: usize) {
+        let end = start + read(&mut self.body, &mut self.edge[start..BLOCK_BYTES]);
+        self.edge_ready = 0..pad(&mut self.edge, end, self.length);
+        self.is_padded = true;
+    }
+}
+
+impl Stream for Message<'_> {
+    fn state(&self) -> State {
+        self.state
+    }
+
+    fn set_state(&mut self, state: State) {
+        self.state = state;
+    }
+
+    fn blocks(&self) -> &[u8] {
+        if !self.edge_ready.is_empty() {
+            return &self.edge[self.edge_ready.clone()];
+        }
+        match &self.body {
+            Bytes::Contiguous(body) => &body[..whole(body.len())],
+            Bytes::Strided(_) => &self.gathered[self.gathered_ready.clone()],
+        }
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        if !self.edge_ready.is_empty() {
+            self.edge_ready.start += bytes;
+        } else if let Bytes::Contiguous(body) = &mut self.body {
+            *body = &body[bytes..];
+        } else {
+            self.gathered_ready.start += bytes;
+        }
+        self.prepare();
+    }
+}
+
+/// Pads a message of `length` bytes whose last ones are `edge[..end]`: a one bit, zeros, and the length in bits (FIPS 180-4
+/// section 5.1.1). Gives how many bytes of `edge` are blocks now.
+pub fn pad(edge: &mut [u8; EDGE_BYTES], end: usize, length: u64) -> usize {
+    let blocks = (end + 1 + size_of::<u64>()).div_ceil(BLOCK_BYTES);
+    let padded = blocks * BLOCK_BYTES;
+    edge[end..padded].fill(0);
+    edge[end] = 0x80;
+    // A tensor has less than 2^63 bytes; the standard counts bits modulo 2^64 anyway.
+    edge[padded - size_of::<u64>()..padded].copy_from_slice(&length.wrapping_mul(8).to_be_bytes());
+    padded
+}
+
+/// The digest that a state stands for.
+pub fn digest_of(state: &State, algorithm: Algorithm) -> Digest {
+    let mut bytes = [0; Digest::BYTES];
+    for (bytes, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(state) {
+        *bytes = word.to_be_bytes();
+    }
+    Digest::new(algorithm, bytes)
+}
+
+fn whole(bytes: usize) -> usize {
+    bytes / BLOCK_BYTES * BLOCK_BYTES
+}
+
+fn left(body: &Bytes<'_>) -> u64 {
+    match body {
+        Bytes::Contiguous(body) => body.len() as u64,
+        Bytes::Strided(body) => body.left(),
+    }
+}
+
+fn read(body: &mut Bytes<'_>, out: &mut [u8]) -> usize {
+    match body {
+        Bytes::Contiguous(body) => {
+            let (head, rest) = body.split_at(out.len().min(body.len()));
+            out[..head.len()].copy_from_slice(head);
+            *body = rest;
+            head.len()
+        }
+        Bytes::Strided(body) => body.read(out),
+    }
+}
