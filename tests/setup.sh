@@ -37,6 +37,6 @@ fi
 package=".venv/package-$(hash_of Cargo.toml Cargo.lock src python_shim)"
 if [ ! -e "$package" ]; then
     rm -f .venv/package-*
-    .venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --reinstall ./python_shim
+    .venv/bin/uv pip install ./python_shim --quiet --python .venv/bin/python --no-deps --no-build-isolation --reinstall
     touch "$package"
 fi

@@ -48,7 +48,7 @@ def python_block(word: str) -> str:
 
 def test_every_command_has_a_test() -> None:
     run_by_the_server_test = [line for line in commands() if URL in line or "api_server" in line]
-    run_by_others = [*ELSEWHERE, "bash tests/demo.sh", BENCH]
+    run_by_others = [*ELSEWHERE, "bash tests/demo.sh", BENCH, BACKEND_BENCH]
     assert sorted(commands()) == sorted([*run_by_the_server_test, *run_by_others])
     for command, file in ELSEWHERE.items():
         assert command.removeprefix("bash ") in (ROOT / file).read_text(encoding="utf-8"), f"{file} does not run it"
@@ -65,6 +65,15 @@ def test_the_bench() -> None:
     command = [sys.executable, str(ROOT / BENCH.split()[1]), "--megabytes", "64", "--runs", "2"]
     printed = subprocess.run(command, check=True, timeout=300, capture_output=True, text=True).stdout
     assert "compute_tensor_digests" in printed and "hashlib" in printed
+
+
+BACKEND_BENCH = "cargo run --release --manifest-path tests/bench/lanes/Cargo.toml"
+
+
+def test_the_bench_of_the_backends() -> None:
+    command = [*shlex.split(BACKEND_BENCH), "--target-dir", "target/bench"]
+    printed = subprocess.run(command, cwd=ROOT, check=True, timeout=600, capture_output=True, text=True).stdout
+    assert "sha2" in printed and "hash_many" in printed
 
 
 def test_tensors() -> None:
