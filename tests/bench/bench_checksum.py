@@ -187,9 +187,8 @@ def print_machine() -> None:
     facts = {name: value for name, value in re.findall(r"^(model name|flags)\s*: (.*)$", text, re.MULTILINE)}
     features = [flag for flag in ("sha_ni", "avx2", "avx512f", "avx512vl", "gfni") if flag in facts["flags"].split()]
     print(f"CPU: {facts['model name']}; {', '.join(features) or 'none of the features that matter'}")
-    print(
-        f"Cores: {len(os.sched_getaffinity(0))} of {os.cpu_count()}; hash backend {backend()}; torch {torch.__version__}"
-    )
+    print(f"Cores: {len(os.sched_getaffinity(0))} of {os.cpu_count()}; torch {torch.__version__}")
+    print(f"Hash backend: {backend()}")
 
 
 def print_table(rows: list[Row]) -> None:

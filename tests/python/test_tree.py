@@ -1,4 +1,4 @@
-"""`sha256-tree` against pymerkle, and against RFC 9162 section 2.1.1 with hashlib; a baseline's algorithm is its own."""
+"""`sha256-tree` against pymerkle and against RFC 9162 section 2.1.1 with hashlib; a baseline tells its algorithm."""
 
 from __future__ import annotations
 
