@@ -112,3 +112,11 @@ fn digests_say_that_they_are_of_a_tree() {
         "a tree's baseline for sha256"
     );
 }
+
+/// Run numbers and lengths beyond 32 bits. Needs 5 GB of memory: `cargo test --release -- --ignored`.
+#[test]
+#[ignore = "takes 5 GB of memory; run before a release"]
+fn more_than_four_gigabytes() {
+    let memory = painted((4 << 30) + 3);
+    assert_eq!(digests_with(&[Tensor::bytes("t", &memory)], &tree(0)).unwrap(), [expected(&memory)]);
+}

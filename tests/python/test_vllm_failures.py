@@ -42,7 +42,7 @@ def failing_checks() -> Record:
     llm.collective_rpc("reload_weights")  # rank 0 has been reset
     record["refused"] = [
         outcome(checker.compare, OTHER_MODEL),
-        outcome(checker.compare, {TP0 + "model.norm.weight": "sha256-tree:" + "0" * 64}),
+        outcome(checker.compare, {TP0 + "model.norm.weight": "blake3:" + "0" * 64}),
         outcome(checker.checksum, False, "md5"),
         outcome(checker.reset, "ones"),
         outcome(checker.reset, "random", -1),
@@ -85,7 +85,7 @@ def test_an_error_on_one_rank_is_an_error_that_names_the_rank(seen: Record) -> N
 def test_what_is_refused_says_why(seen: Record) -> None:
     other_model, other_algorithm, md5, ones, negative = seen["refused"]
     assert other_model[0] == "CheckError" and "nothing compared" in other_model[1]
-    for (kind, text), told in ((other_algorithm, "sha256-tree"), (md5, "md5"), (ones, "ones"), (negative, "seed")):
+    for (kind, text), told in ((other_algorithm, "blake3"), (md5, "md5"), (ones, "ones"), (negative, "seed")):
         assert kind == "RankError" and told in text
 
 

@@ -34,7 +34,9 @@ WRONG_CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("compare", ("n", "{no json"), {}, "no JSON"),
     ("compare", ("n", "[1]"), {}, "mapping"),
     ("compare", ("n", {1: "x"}), {}, "mapping"),
-    ("compare", ("n", {RANK.prefix + "scalar": "sha256-tree:" + "0" * 64}), {}, "sha256-tree"),
+    ("compare", ("n", {RANK.prefix + "scalar": "blake3:" + "0" * 64}), {}, "blake3"),
+    ("compare", ("n", {RANK.prefix + "scalar": "sha256-tree:" + "0" * 64, "x": "0" * 64}), {}, "mixes"),
+    ("compare", ("n", {RANK.prefix + "scalar": "0" * 64}, "sha256-tree"), {}, "sha256-tree"),
     ("compare", ("n", {RANK.prefix + "scalar": 5}), {}, "scalar"),
     ("last_report", ("n", 1), {}, "too many positional arguments"),
 ]
