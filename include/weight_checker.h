@@ -46,21 +46,6 @@
 #define WC_FILL_POISON 2
 
 /*
- SHA-256 works on blocks of 64 bytes.
- */
-#define BLOCK_BYTES 64
-
-/*
- Room for a partial block and its padding.
- */
-#define EDGE_BYTES (2 * BLOCK_BYTES)
-
-/*
- Logical bytes in a leaf.
- */
-#define LEAF_BYTES 8192
-
-/*
  What came of a call. The numbers are part of the ABI: they never change and a retired one is never reused.
 
  A mismatch of weights is a result, not a status: every status but 0 means that nothing could be said.
@@ -310,19 +295,9 @@ typedef struct WcOptions {
  Told a log record: `level` 1 error, 2 warning, 3 information, 4 debug, 5 trace; `target` the module it is from.
 
  The strings are valid during the call only. Called from any thread of the library, also by several at once. Must not
- unwind or jump out.
+ unwind or jump out, nor call the library, which would log again.
  */
 typedef void (*WcLogCallback)(int32_t level, const char *target, const char *message, void *user_data);
-
-/*
- The chaining value between two blocks: FIPS 180-4's H(i), as numbers.
- */
-typedef uint32_t State[8];
-
-/*
- What every message starts from: H(0) of FIPS 180-4, section 5.3.3.
- */
-#define INITIAL { 1779033703, 3144134277, 1013904242, 2773480762, 1359893119, 2600822924, 528734635, 1541459225, }
 
 #ifdef __cplusplus
 extern "C" {

@@ -43,7 +43,9 @@ impl Layout {
         if shape.iter().any(|extent| *extent < 0) {
             return Err((Status::NegativeShape, format!("shape {shape:?} has a negative extent")));
         }
-        if strides.unwrap_or(&[]).iter().any(|stride| *stride < 0) {
+        if let Some(strides) = strides
+            && strides.iter().any(|stride| *stride < 0)
+        {
             let what = format!("strides {strides:?} have a negative one; give a copy in row-major order");
             return Err((Status::NegativeStride, what));
         }

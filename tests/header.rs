@@ -25,3 +25,21 @@ fn the_committed_header_is_current() {
     let committed = std::fs::read_to_string(&path).expect("include/weight_checker.h exists");
     assert!(committed == generated, "the header is stale: run UPDATE_HEADER=1 cargo test --test header");
 }
+
+#[test]
+fn every_name_has_the_prefix() {
+    let header = generated();
+    let names = header.lines().filter_map(|line| {
+        let rest = ["#define ", "typedef struct ", "typedef int32_t ", "enum ", "struct "]
+            .iter()
+            .find_map(|word| line.strip_prefix(word));
+        rest.map(|rest| rest.split([' ', ';', '(']).next().unwrap_or_default())
+    });
+    let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
+    assert!(names.len() > 10, "{names:?}");
+    let foreign: Vec<_> = names
+        .iter()
+        .filter(|name| !name.starts_with("Wc") && !name.starts_with("WC_") && **name != "WEIGHT_CHECKER_H")
+        .collect();
+    assert!(foreign.is_empty(), "names that may clash with a caller's own: {foreign:?}");
+}

@@ -53,12 +53,15 @@ def read_interface(exporter: Any) -> tuple[Buffer, object]:
     strides = None if strides is None else element_strides(shape, strides, size)
     data = interface.get("data")
     if isinstance(data, tuple):
-        return Buffer(int(data[0]), HOST, dtype, shape, strides, _READONLY if data[1] else ""), None
-    keep, address, length, readonly = pybuffer(exporter if data is None else data)
+        # A numpy scalar shows a copy of itself, which lives as long as what its interface refers to.
+        is_copy = isinstance(exporter, getattr(sys.modules.get("numpy"), "generic", ()))
+        readonly = "a numpy scalar, whose memory is a copy" if is_copy else _READONLY if data[1] else ""
+        return Buffer(int(data[0]), HOST, dtype, shape, strides, readonly), interface
+    keep, address, length, is_readonly = pybuffer(exporter if data is None else data)
     offset = int(interface.get("offset", 0))
     if offset < 0 or offset + _extent(shape, strides, size) > length:
         raise TensorError(f"has an __array_interface__ whose elements leave its buffer of {length} bytes")
-    return Buffer(address, HOST, dtype, shape, strides, _READONLY if readonly else "", offset), keep
+    return Buffer(address, HOST, dtype, shape, strides, _READONLY if is_readonly else "", offset), keep
 
 
 def element_strides(shape: Sequence[int], strides: Sequence[int], size: int) -> list[int]:

@@ -138,6 +138,13 @@ def _check_against(baseline: Mapping[str, str], part: Part) -> None:
         for key in part.result[name]:
             if (key in baseline) is not belongs:
                 raise _unsound(part, f"{name!r} holds {key!r}, which is {'not ' if belongs else ''}in the baseline")
+    if part.result["compared"] > len(baseline):
+        raise _unsound(part, f"it compared {part.result['compared']} of {len(baseline)} keys")
+    mismatches = sorted(key for name in ("differing", "missing", "unexpected") for key in part.result[name])
+    # A rank that could compare nothing says no match, though nothing differs either.
+    verdicts = {not mismatches, not mismatches and part.result["compared"] > 0}
+    if part.result.get("mismatches") != mismatches or part.result.get("match") not in verdicts:
+        raise _unsound(part, "its 'match' and 'mismatches' are not what its lists say")
 
 
 def _sums(action: str, result: Mapping[str, Any]) -> Iterable[tuple[int, tuple[int, ...]]]:

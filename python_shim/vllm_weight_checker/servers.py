@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from .errors import CheckError, RankError
 from .merging import Part, combine
@@ -26,8 +27,16 @@ REMEDY = "start it with weight_checker appended to VLLM_PLUGINS and with VLLM_SE
 
 def base_url(url: str) -> str:
     """`url` without a trailing slash, as it is called and named in reports. ValueError when it is none."""
-    if not url.startswith(("http://", "https://")) or not url.partition("://")[2].strip("/"):
-        raise ValueError(f"{url!r} is no address of an API server; it looks like http://host:8000")
+    parts = urlsplit(url)
+    try:
+        # Reading the port refuses one above 65535, of which the system would take the lowest bits.
+        is_plain = not (parts.query or parts.fragment or parts.username) and parts.port != 0
+    except ValueError:
+        is_plain = False
+    if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain:
+        # Not repeated as it is: it may hold a password.
+        shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        raise ValueError(f"{shown!r} is no address of an API server; it looks like http://host:8000")
     return url.rstrip("/")
 
 

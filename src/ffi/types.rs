@@ -97,7 +97,7 @@ pub type WcProgressCallback =
 /// Told a log record: `level` 1 error, 2 warning, 3 information, 4 debug, 5 trace; `target` the module it is from.
 ///
 /// The strings are valid during the call only. Called from any thread of the library, also by several at once. Must not
-/// unwind or jump out.
+/// unwind or jump out, nor call the library, which would log again.
 pub type WcLogCallback =
     Option<unsafe extern "C" fn(level: i32, target: *const c_char, message: *const c_char, user_data: *mut c_void)>;
 

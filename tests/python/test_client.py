@@ -178,9 +178,40 @@ def test_nobody_there() -> None:
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(CheckError, match=f"{url} cannot be reached: .*[Rr]efused"):
             WeightChecker(url).checksum()
-    for url in ("http://127.0.0.1:99999", "http://127.0.0.1:port", "https://127.0.0.1:1"):
-        with pytest.raises(CheckError, match=f"{url} cannot be reached: ."):
-            WeightChecker(url).checksum()
+    with pytest.raises(CheckError, match="https://127.0.0.1:1 cannot be reached: ."):
+        WeightChecker("https://127.0.0.1:1").checksum()
+
+
+@pytest.mark.parametrize(
+    "rest", ["127.0.0.1:99999", "127.0.0.1:port", "127.0.0.1:0", "me:secret@host", "host?a=b", "host#f", "[::1"]
+)
+def test_addresses_that_would_reach_something_else_are_refused(rest: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        WeightChecker(f"http://{rest}")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"match": False},
+        {"match": "yes"},
+        {"mismatches": ["dp0:pp0:pcp0:tp0:layers.0.weight"]},
+        {"parameters": 10**6, "compared": 10**6, "equal": 10**6, "skipped": {}, "hidden": []},
+    ],
+)
+def test_an_answer_that_contradicts_itself_is_no_match(lie: dict[str, Any]) -> None:
+    with serving(workers(tp=1)) as server:
+        baseline = WeightChecker(server.url).checksum()
+        honest = server.respond
+
+        def respond(request: dict[str, Any]) -> tuple[int, bytes]:
+            status, body = honest(request)
+            return status, json.dumps({**json.loads(body), **lie}).encode()
+
+        server.respond = respond
+        with pytest.raises(RankError, match="unsound"):
+            WeightChecker(server.url).compare(baseline)
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://host", "http://", "https:///", "/weight_checker"])

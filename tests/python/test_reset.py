@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from memory import PAGE, Island
 from truth import LAYOUTS, PACKED, QUANTISED, SHAPE, TORCH_DTYPES, painted, twins
 
-from vllm_weight_checker import CheckError, NativeError, checksum, reset
+from vllm_weight_checker import CheckError, NativeError, Rank, checksum, reset
 from vllm_weight_checker.errors import Status
 
 # fp4 has neither infinity nor NaN, and torch no way to its values.
@@ -243,3 +243,10 @@ def test_the_last_byte_before_a_forbidden_page_is_written() -> None:
         island.inside[:] = 7
         reset({"end": island.inside[PAGE - length :]})
         assert island.inside.sum(dtype=int) == 7 * (PAGE - length)
+
+
+def test_a_numpy_scalar_shows_a_copy_and_is_refused() -> None:
+    scalar = np.float32(2)
+    assert checksum({"t": scalar})[Rank().prefix + "t"] == hashlib.sha256(scalar.tobytes()).hexdigest()
+    with pytest.raises(CheckError, match="'t' is read-only .*copy"):
+        reset({"t": scalar})
