@@ -3,13 +3,20 @@
 //!
 //! `cargo run --release` in this folder. The features of the processor come first: the numbers mean nothing without.
 
+use std::ffi::CString;
 use std::hint::black_box;
+use std::ptr;
 use std::time::Instant;
 
 use commonware_cryptography::Hasher as _;
 use commonware_parallel::Sequential;
 use sha2::Digest as _;
+use weight_checker::ffi::types::{
+    WC_ALGORITHM_SHA256, WC_ALGORITHM_SHA256_TREE, WcDataType, WcDevice, WcOptions, WcTensor,
+};
+use weight_checker::ffi::wc_digest;
 use weight_checker::hash::backend::{BLOCK_BYTES, Backend, INITIAL, State, available, choose};
+use weight_checker::status::Status;
 
 /// Runs of each side of a ratio.
 const RUNS: usize = 9;
@@ -21,6 +28,7 @@ fn main() {
     large_messages();
     leaves(64, "64 leaves, which fit into the L2 cache");
     leaves(16_384, "16,384 leaves, which come from memory");
+    whole_tree();
 }
 
 fn print_processor() {
@@ -62,7 +70,45 @@ fn large_messages() {
         let (ratio, speed) = compare(bytes.len(), || one_at_a_time(&messages), || side_by_side(backend, &messages));
         println!("  {:9} {ratio:.2} x   {speed:.2} GB/s", backend.name());
     }
-    println!();
+    let theirs = || one_at_a_time(&messages);
+    let (ratio, speed) = compare(bytes.len(), theirs, || digests(&messages, WC_ALGORITHM_SHA256));
+    println!("  wc_digest {ratio:.2} x   {speed:.2} GB/s\n");
+}
+
+/// `sha256-tree` of one tensor of 1 GiB, leaves and nodes, against `hash_many` of the same leaves alone.
+fn whole_tree() {
+    let bytes = painted(1 << 30);
+    let leaves: Vec<_> = bytes.chunks(LEAF).collect();
+    println!("sha256-tree of 1 GiB by wc_digest on one thread, against hash_many of its leaves alone:");
+    let hash_many = || commonware_cryptography::Sha256::hash_many(&leaves, &Sequential);
+    let (ratio, speed) = compare(bytes.len(), hash_many, || digests(&[&bytes], WC_ALGORITHM_SHA256_TREE));
+    println!("  wc_digest {ratio:.2} x   {speed:.2} GB/s");
+}
+
+/// The digests of tensors of bytes through the C function, on one thread.
+fn digests(tensors: &[&[u8]], algorithm: u32) -> Vec<[u8; 32]> {
+    let names: Vec<_> = (0..tensors.len()).map(|index| CString::new(index.to_string()).expect("digits")).collect();
+    let lengths: Vec<_> = tensors.iter().map(|bytes| bytes.len() as i64).collect();
+    let describe = |(index, bytes): (usize, &&[u8])| WcTensor {
+        struct_size: size_of::<WcTensor>(),
+        name: names[index].as_ptr(),
+        data: bytes.as_ptr().cast_mut().cast(),
+        device: WcDevice { device_type: 1, device_id: 0 },
+        ndim: 1,
+        dtype: WcDataType { code: 1, bits: 8, lanes: 1 },
+        shape: &lengths[index],
+        strides: ptr::null(),
+        byte_offset: 0,
+    };
+    let described: Vec<_> = tensors.iter().enumerate().map(describe).collect();
+    let struct_size = size_of::<WcOptions>();
+    let options = WcOptions { struct_size, algorithm, threads: 1, progress: None, progress_data: ptr::null_mut() };
+    let mut out = vec![[0; 32]; tensors.len()];
+    let size = 32 * out.len();
+    // SAFETY: the descriptions point to names, lengths and bytes that live through the call; `out` has room.
+    let status = unsafe { wc_digest(described.as_ptr(), described.len(), &options, out.as_mut_ptr().cast(), size) };
+    assert_eq!(status, Status::Ok);
+    out
 }
 
 /// Whole digests of messages of 8 KiB: what a Merkle tree does with its leaves.
