@@ -38,11 +38,12 @@ def flat(baseline: Baseline) -> dict[str, str]:
     return dict(value)
 
 
-def algorithm_of(baseline: Mapping[str, Any]) -> str:
+def algorithm_of(baseline: Mapping[str, Any], asked: str | None = None) -> str:
     """The algorithm that made the digests of a baseline, which they tell by their form.
 
     Raises:
-        CheckError: some are of one algorithm and some of another. A string that is no digest tells nothing.
+        CheckError: some are of one algorithm and some of another, or they are of another than `asked`. A
+            string that is no digest tells nothing.
     """
     found: dict[str, str] = {}
     for key, digest in baseline.items():
@@ -51,7 +52,12 @@ def algorithm_of(baseline: Mapping[str, Any]) -> str:
     if len(found) > 1:
         examples = ", ".join(f"{algorithm} ({key})" for algorithm, key in sorted(found.items()))
         raise CheckError(f"the baseline mixes digests of {examples}; take it by one algorithm")
-    return next(iter(found), "sha256")
+    algorithm = next(iter(found), "sha256")
+    if asked not in (None, algorithm):
+        raise CheckError(
+            f"the baseline's digests are {algorithm}, but {asked} was asked for; use one algorithm for both"
+        )
+    return algorithm
 
 
 def _parsed(text: str) -> object:

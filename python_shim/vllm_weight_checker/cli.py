@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         report, table = options.run(options)
-        # A plain dict: json's indenting code takes a report that is untrue, as on a mismatch, for an empty one.
+        # A report is no dict, and json writes dicts.
         _print(json.dumps(dict(report), indent=2) if options.json else table)
     except KeyboardInterrupt:
         return _complain("interrupted")

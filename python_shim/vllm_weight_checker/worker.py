@@ -68,7 +68,8 @@ def compare(worker: Any, rank: Rank, nonce: Any = None, baseline: Any = None, al
     here: whether anything was compared is the caller's to say, who sees all ranks.
     """
     baseline = _read_baseline(baseline)
-    algorithm = _algorithm(baseline, algorithm)
+    # Of all ranks' digests: this rank's part may be empty, or tell less.
+    algorithm = algorithm_of(baseline, algorithm)
     own = {key: digest for key, digest in baseline.items() if key.startswith(rank.prefix)}
     weights = weights_of(worker)
     empty = verbs.checksum({name: weights.tensors[name] for name in weights.hidden}, rank, algorithm=algorithm)
@@ -126,14 +127,6 @@ def _read_baseline(baseline: Any) -> Mapping[str, Any]:
             "as a mapping of key to digest or as its JSON text"
         )
     return baseline
-
-
-def _algorithm(baseline: Mapping[str, Any], asked: str | None) -> str:
-    """The baseline's algorithm, of all ranks' digests: this rank's part may be empty, or tell less."""
-    found = algorithm_of(baseline)
-    if asked not in (None, found):
-        raise CheckError(f"the baseline's digests are {found}, but {asked} was asked for; use one algorithm for both")
-    return found
 
 
 def _hidden_keys(weights: Weights, rank: Rank) -> list[str]:
