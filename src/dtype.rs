@@ -2,9 +2,11 @@
 //!
 //! Codes are those of `DLDataTypeCode` in DLPack 1.1 (dlpack.h).
 
+use std::fmt;
+
 use crate::status::Status;
 
-/// The type of a tensor's elements: `lanes` values of one DLPack code and width.
+/// The type of a tensor's elements: `lanes` values of one DLPack code and width. Shown by torch's name where it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DType {
     row: usize,
@@ -62,7 +64,39 @@ const TABLE: [Row; 17] = [
     row(17, "float4_e2m1fn", &[4], Patterns::All, 1),
 ];
 
+/// torch's names without "torch.", each with DLPack's code, bits and lanes. All are of whole bytes.
+const TORCH: [(&str, (u8, u8, u16)); 22] = [
+    ("bool", (6, 8, 1)),
+    ("int8", (0, 8, 1)),
+    ("int16", (0, 16, 1)),
+    ("int32", (0, 32, 1)),
+    ("int64", (0, 64, 1)),
+    ("uint8", (1, 8, 1)),
+    ("uint16", (1, 16, 1)),
+    ("uint32", (1, 32, 1)),
+    ("uint64", (1, 64, 1)),
+    ("float16", (2, 16, 1)),
+    ("float32", (2, 32, 1)),
+    ("float64", (2, 64, 1)),
+    ("bfloat16", (4, 16, 1)),
+    ("complex32", (5, 32, 1)),
+    ("complex64", (5, 64, 1)),
+    ("complex128", (5, 128, 1)),
+    ("float8_e4m3fn", (10, 8, 1)),
+    ("float8_e4m3fnuz", (11, 8, 1)),
+    ("float8_e5m2", (12, 8, 1)),
+    ("float8_e5m2fnuz", (13, 8, 1)),
+    ("float8_e8m0fnu", (14, 8, 1)),
+    ("float4_e2m1fn_x2", (17, 4, 2)),
+];
+
 impl DType {
+    /// The type that torch calls `torch.{name}`.
+    pub fn from_torch(name: &str) -> Option<Self> {
+        let (_, (code, bits, lanes)) = TORCH.iter().find(|(torch, _)| *torch == name)?;
+        Self::new(*code, *bits, *lanes).ok()
+    }
+
     /// The type of DLPack's (`code`, `bits`, `lanes`), or why there is none.
     pub fn new(code: u8, bits: u8, lanes: u16) -> Result<Self, (Status, String)> {
         let row = TABLE.iter().position(|row| row.code == code).ok_or_else(|| {
@@ -104,9 +138,29 @@ impl DType {
     }
 }
 
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { code, name, .. } = TABLE[self.row];
+        match TORCH.iter().find(|(_, dlpack)| *dlpack == (code, self.bits, self.lanes)) {
+            Some((torch, _)) => f.write_str(torch),
+            None => write!(f, "{name} of {} bits in {} lanes", self.bits, self.lanes),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn torch_names_stand_for_types_of_whole_bytes() {
+        for (name, _) in TORCH {
+            let dtype = DType::from_torch(name).unwrap();
+            assert_eq!(dtype.to_string(), name);
+            assert!(dtype.element_bits().is_multiple_of(8), "{name}");
+        }
+        assert_eq!(DType::from_torch("torch.int8"), None);
+    }
 
     #[test]
     fn unknown_types_are_refused() {
