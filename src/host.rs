@@ -4,27 +4,29 @@ use std::ops::Range;
 
 use crate::layout::{Row, Rows};
 use crate::progress::Progress;
+use crate::reader::{Bytes, Logical, Scattered};
 use crate::status::Result;
 use crate::view::TensorView;
 
 /// Bytes that are written between two looks at progress and cancellation.
 const STEP_BYTES: usize = 4 << 20;
 
-/// The logical bytes of a tensor, or of a range of them, in order.
-pub enum Bytes<'v> {
-    /// They lie side by side in memory.
-    Contiguous(&'v [u8]),
-    /// They have gaps between them and must be gathered.
-    Strided(Gather<'v>),
-}
-
-/// The logical bytes `range` of `view`, which must lie in it.
-pub fn bytes<'v>(view: &'v TensorView<'_>, range: Range<u64>) -> Bytes<'v> {
-    assert!(range.start <= range.end && range.end <= view.bytes(), "{range:?} is not in the tensor");
-    if view.layout().is_contiguous() {
-        return Bytes::Contiguous(block(view, range.start, range.end - range.start));
+impl Logical for TensorView<'_> {
+    fn name(&self) -> &str {
+        TensorView::name(self)
     }
-    Bytes::Strided(Gather::new(view, range))
+
+    fn length(&self) -> u64 {
+        self.bytes()
+    }
+
+    fn read(&self, range: Range<u64>) -> Bytes<'_> {
+        assert!(range.start <= range.end && range.end <= self.bytes(), "{range:?} is not in the tensor");
+        if self.layout().is_contiguous() {
+            return Bytes::Contiguous(block(self, range.start, range.end - range.start));
+        }
+        Bytes::Scattered(Scattered::Strided(Gather::new(self, range)))
+    }
 }
 
 /// Bytes that lie side by side, `offset` from the first element.

@@ -127,6 +127,22 @@ impl Layout {
         self.dims.is_empty()
     }
 
+    /// (count, stride in bytes) of the dimensions that do not continue each other, outermost first; blocks are inside of
+    /// them.
+    pub fn dims(&self) -> &[(u64, u64)] {
+        &self.dims
+    }
+
+    /// Where logical byte `position`, which must be in the tensor, lies from the first element.
+    pub fn locate(&self, position: u64) -> u64 {
+        let (mut left, mut offset) = (position / self.block, position % self.block);
+        for (count, stride) in self.dims.iter().rev() {
+            offset += left % count * stride;
+            left /= count;
+        }
+        offset
+    }
+
     /// Blocks in a row, and bytes in a block; 0 bytes when there are no elements.
     pub fn row_shape(&self) -> (u64, u64) {
         (self.dims.last().map_or(1, |(count, _)| *count), self.block)
@@ -227,6 +243,9 @@ mod tests {
             let bytes = by_definition(&shape, &strides, element);
             prop_assert_eq!(layout.bytes(), bytes.len() as u64);
             prop_assert_eq!(layout.extent(), bytes.iter().max().map_or(0, |last| last + 1));
+            for (position, offset) in bytes.iter().enumerate() {
+                prop_assert_eq!(layout.locate(position as u64), *offset);
+            }
             let rows: Vec<Row> = layout.rows().collect();
             for first in 0..=rows.len() {
                 prop_assert!(layout.rows_from(first as u64).eq(rows[first..].iter().copied()));

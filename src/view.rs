@@ -40,6 +40,7 @@ pub struct RawTensor<'a> {
 pub struct TensorView<'a> {
     name: &'a str,
     dtype: DType,
+    shape: &'a [i64],
     start: *mut u8,
     layout: Layout,
     memory: PhantomData<&'a [u8]>,
@@ -60,6 +61,11 @@ impl<'a> TensorView<'a> {
     /// The type of its elements.
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// Its extents, none negative.
+    pub fn shape(&self) -> &'a [i64] {
+        self.shape
     }
 
     /// Where its elements lie, relative to the first one.
@@ -157,7 +163,14 @@ fn check<'a>(tensor: &RawTensor<'a>) -> Result<TensorView<'a>> {
         let what = format!("byte_offset {} and the strides lead out of the address space", tensor.byte_offset);
         return Err(refuse((Status::OutOfAddressSpace, what)));
     };
-    Ok(TensorView { name: tensor.name, dtype, start: tensor.data.with_addr(start), layout, memory: PhantomData })
+    Ok(TensorView {
+        name: tensor.name,
+        dtype,
+        shape: tensor.shape,
+        start: tensor.data.with_addr(start),
+        layout,
+        memory: PhantomData,
+    })
 }
 
 fn check_device((device_type, device_id): (i32, i32)) -> std::result::Result<(), (Status, String)> {

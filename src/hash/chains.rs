@@ -4,14 +4,13 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::Engine;
 use super::lanes;
-use super::message::Message;
+use super::message::{MOST_GATHERED_BYTES, Message};
 use super::schedule::Pool;
 use crate::digest::Digest;
-use crate::host;
 use crate::parallel;
 use crate::progress::Progress;
+use crate::reader::Logical;
 use crate::status::{Error, Result};
-use crate::view::TensorView;
 
 /// The most bytes of a message that are hashed before the schedule is looked at again: some milliseconds.
 const MOST_BYTES_A_TURN: u64 = 1 << 20;
@@ -31,11 +30,13 @@ enum Job<'v> {
 }
 
 /// What the threads of a call share.
-struct Call<'c, 'v> {
-    views: &'c [&'v TensorView<'v>],
+struct Call<'c, 'v, L> {
+    tensors: &'c [&'v L],
     engine: &'c Engine,
     progress: &'c Progress<'c>,
     bytes_a_turn: usize,
+    /// By each message, at once. No more than a turn: what is not hashed in it is read again.
+    most_gathered: usize,
     found: Vec<OnceLock<Digest>>,
     state: Mutex<CallState<'v>>,
     changed: Condvar,
@@ -49,24 +50,29 @@ struct CallState<'v> {
     is_lost: bool,
 }
 
-/// The SHA-256 of each of `views`.
-pub fn digests(
-    views: &[&TensorView<'_>],
+/// The SHA-256 of each of `tensors`.
+pub fn digests<L: Logical>(
+    tensors: &[&L],
     engine: &Engine,
     threads: usize,
     progress: &Progress<'_>,
 ) -> Result<Vec<Digest>> {
-    let sizes: Vec<u64> = views.iter().map(|view| view.bytes()).collect();
+    let sizes: Vec<u64> = tensors.iter().map(|tensor| tensor.length()).collect();
     let threads = parallel::useful_threads(&sizes, threads);
     let total = sizes.iter().fold(0u64, |total, size| total.saturating_add(*size));
     let turn = total / (threads * engine.choice.wide.lanes()) as u64 / TURNS;
+    let bytes_a_turn = turn.clamp(FEWEST_BYTES_A_TURN, MOST_BYTES_A_TURN) as usize;
+    let gathered = (MOST_GATHERED_BYTES / (threads * engine.choice.wide.lanes())).clamp(1, bytes_a_turn);
+    // Powers of two, so that a turn ends where what was gathered does.
+    let (bytes_a_turn, most_gathered) = (1 << bytes_a_turn.ilog2(), 1 << gathered.ilog2());
     let jobs = sizes.iter().enumerate().map(|(index, size)| (*size, Job::Fresh(index)));
     let call = Call {
-        views,
+        tensors,
         engine,
         progress,
-        bytes_a_turn: turn.clamp(FEWEST_BYTES_A_TURN, MOST_BYTES_A_TURN) as usize,
-        found: views.iter().map(|_| OnceLock::new()).collect(),
+        bytes_a_turn,
+        most_gathered,
+        found: tensors.iter().map(|_| OnceLock::new()).collect(),
         state: Mutex::new(CallState { pool: Pool::new(jobs, threads, engine.speeds), failure: None, is_lost: false }),
         changed: Condvar::new(),
     };
@@ -77,7 +83,7 @@ pub fn digests(
     Ok(call.found.iter().map(|digest| *digest.get().expect("every message is done when the pool is")).collect())
 }
 
-impl<'c, 'v> Call<'c, 'v> {
+impl<'v, L: Logical> Call<'_, 'v, L> {
     fn lock(&self) -> MutexGuard<'_, CallState<'v>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -121,26 +127,23 @@ impl<'c, 'v> Call<'c, 'v> {
 }
 
 /// A thread's turn. Whatever ends it, the other threads hear of it.
-struct Turn<'t, 'c, 'v> {
-    call: &'t Call<'c, 'v>,
+struct Turn<'t, 'c, 'v, L: Logical> {
+    call: &'t Call<'c, 'v, L>,
     /// Bytes left in all messages taken, as they were then.
     taken: u64,
     is_over: bool,
 }
 
-impl<'v> Turn<'_, '_, 'v> {
+impl<'v, L: Logical> Turn<'_, '_, 'v, L> {
     fn begin(&mut self, left: u64, job: Job<'v>) -> Message<'v> {
         self.taken += left;
         match job {
-            Job::Begun(mut message) => {
-                message.resume();
-                *message
-            }
+            Job::Begun(message) => *message,
             Job::Fresh(index) => {
-                let view = self.call.views[index];
+                let tensor = self.call.tensors[index];
                 #[cfg(feature = "test-hooks")]
-                assert_ne!(view.name(), "test-hook: panic", "the test asked for a panic");
-                Message::new(index, &[], host::bytes(view, 0..view.bytes()))
+                assert_ne!(tensor.name(), "test-hook: panic", "the test asked for a panic");
+                Message::new(index, &[], tensor.read(0..tensor.length()), self.call.most_gathered)
             }
         }
     }
@@ -163,7 +166,7 @@ impl<'v> Turn<'_, '_, 'v> {
     }
 }
 
-impl Drop for Turn<'_, '_, '_> {
+impl<L: Logical> Drop for Turn<'_, '_, '_, L> {
     fn drop(&mut self) {
         if !self.is_over {
             self.call.lock().is_lost = true;

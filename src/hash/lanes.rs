@@ -10,10 +10,14 @@ pub trait Stream {
     fn state(&self) -> State;
     /// Sets its hash.
     fn set_state(&mut self, state: State);
-    /// Whole blocks that come next; empty when it is done.
+    /// Makes its next blocks ready; only when they are needed now, since it may cost memory and reading.
+    fn prepare(&mut self);
+    /// Whole blocks that are ready: at least one after `prepare`, unless it is done.
     fn blocks(&self) -> &[u8];
     /// Says that so many bytes of its blocks are hashed.
     fn advance(&mut self, bytes: usize);
+    /// Whether all of it is hashed.
+    fn is_done(&self) -> bool;
 }
 
 /// Hashes up to `bytes` (whole blocks) of every stream of `active`, refilling from `next` as they end, and hands each that is done to
@@ -36,6 +40,7 @@ pub fn run<S: Stream>(
         {
             active.push(stream);
         }
+        active.iter_mut().for_each(Stream::prepare);
         let Some(ready) = active.iter().map(|stream| stream.blocks().len()).min() else { return };
         let step = ready.min(left);
         states.clear();
@@ -45,7 +50,7 @@ pub fn run<S: Stream>(
         for index in (0..active.len()).rev() {
             active[index].set_state(states[index]);
             active[index].advance(step);
-            if active[index].blocks().is_empty() {
+            if active[index].is_done() {
                 done(active.swap_remove(index));
             }
         }
@@ -67,7 +72,12 @@ mod tests {
         state: State,
         blocks: Vec<u8>,
         at: usize,
+        /// Where the blocks end that are ready.
+        ready: usize,
     }
+
+    /// Blocks that a job makes ready at once.
+    const READY: usize = 2;
 
     impl Stream for Job {
         fn state(&self) -> State {
@@ -76,8 +86,14 @@ mod tests {
         fn set_state(&mut self, state: State) {
             self.state = state;
         }
+        fn prepare(&mut self) {
+            self.ready = (self.at + READY * BLOCK_BYTES).min(self.blocks.len());
+        }
         fn blocks(&self) -> &[u8] {
-            &self.blocks[self.at..]
+            &self.blocks[self.at..self.ready]
+        }
+        fn is_done(&self) -> bool {
+            self.at == self.blocks.len()
         }
         fn advance(&mut self, bytes: usize) {
             self.at += bytes;
@@ -89,7 +105,7 @@ mod tests {
         for (number, block) in bytes.chunks_mut(BLOCK_BYTES).enumerate() {
             block[..2].copy_from_slice(&[id as u8, number as u8]);
         }
-        Job { id: id as u8, state: [id as u32, 0, 0, 0, 0, 0, 0, 0], blocks: bytes, at: 0 }
+        Job { id: id as u8, state: [id as u32, 0, 0, 0, 0, 0, 0, 0], blocks: bytes, at: 0, ready: 0 }
     }
 
     /// Word 1 of a state counts its blocks; each must be the next one of the job that word 0 names.
@@ -153,8 +169,8 @@ mod tests {
 
     #[test]
     fn no_lane_is_idle_while_a_job_waits() {
-        // 9 equal jobs on 3 lanes: three rounds, each of one call.
-        assert_eq!(hash_all(3, &[5; 9], 100), 3);
+        // 9 equal jobs on 3 lanes: three rounds, each of as many calls as its blocks take.
+        assert_eq!(hash_all(3, &[5; 9], 100), 3 * 5usize.div_ceil(READY));
         // One long among short ones: the long one never waits for another to be finished.
         assert_eq!(hash_all(2, &[6, 1, 1, 1, 1, 1, 1], 100), 6);
     }

@@ -3,10 +3,10 @@
 use super::backend::{BLOCK_BYTES, INITIAL, State};
 use super::lanes::Stream;
 use crate::digest::{Algorithm, Digest};
-use crate::host::Bytes;
+use crate::reader::Bytes;
 
-/// Bytes of a strided tensor that are gathered together: with 16 lanes, 1 MiB a thread.
-const GATHER_BYTES: usize = 64 << 10;
+/// All bytes of a call that are gathered at once, on however many threads.
+pub const MOST_GATHERED_BYTES: usize = 128 << 20;
 
 /// Room for a partial block and its padding.
 pub const EDGE_BYTES: usize = 2 * BLOCK_BYTES;
@@ -18,6 +18,8 @@ pub struct Message<'v> {
     /// The hash of the blocks taken so far.
     pub state: State,
     body: Bytes<'v>,
+    /// Bytes of the body that may be gathered together.
+    most_gathered: usize,
     /// The bytes before the body, if any, then the ones behind its last whole block with the padding.
     edge: [u8; EDGE_BYTES],
     /// Blocks of the edge that are ready.
@@ -30,8 +32,8 @@ pub struct Message<'v> {
 }
 
 impl<'v> Message<'v> {
-    /// The message `prefix` (at most one byte) followed by `body`.
-    pub fn new(id: usize, prefix: &[u8], body: Bytes<'v>) -> Self {
+    /// The message `prefix` (at most one byte) followed by `body`, of which at most `most_gathered` are gathered together.
+    pub fn new(id: usize, prefix: &[u8], body: Bytes<'v>, most_gathered: usize) -> Self {
         let mut message = Self {
             id,
             state: INITIAL,
@@ -41,12 +43,12 @@ impl<'v> Message<'v> {
             gathered_ready: 0..0,
             length: prefix.len() as u64 + left(&body),
             body,
+            most_gathered,
             is_padded: false,
         };
         if !prefix.is_empty() {
             message.start_with(prefix);
         }
-        message.prepare();
         message
     }
 
@@ -57,21 +59,16 @@ impl<'v> Message<'v> {
 
     /// Puts the message down: it gives back its buffer, and reads what was in it again when it is taken up.
     pub fn park(&mut self) {
-        if let Bytes::Strided(body) = &mut self.body {
+        if let Bytes::Scattered(body) = &mut self.body {
             body.rewind(self.gathered_ready.len() as u64);
             self.gathered = Vec::new();
             self.gathered_ready = 0..0;
         }
     }
 
-    /// Takes the message up again after [`park`](Self::park).
-    pub fn resume(&mut self) {
-        self.prepare();
-    }
-
     /// The digest of a message that is done.
     pub fn digest(&self) -> Digest {
-        debug_assert!(self.blocks().is_empty());
+        debug_assert!(self.is_done());
         digest_of(&self.state, Algorithm::Sha256)
     }
 
@@ -83,23 +80,6 @@ impl<'v> Message<'v> {
         }
         read(&mut self.body, &mut self.edge[prefix.len()..BLOCK_BYTES]);
         self.edge_ready = 0..BLOCK_BYTES;
-    }
-
-    /// Makes more blocks ready when none are: gathered ones, then the padded end.
-    fn prepare(&mut self) {
-        if self.is_padded || !self.blocks().is_empty() {
-            return;
-        }
-        if let Bytes::Strided(body) = &mut self.body
-            && body.left() >= BLOCK_BYTES as u64
-        {
-            let bytes = whole(GATHER_BYTES.min(usize::try_from(body.left()).unwrap_or(usize::MAX)));
-            self.gathered.resize(bytes, 0);
-            body.read(&mut self.gathered);
-            self.gathered_ready = 0..bytes;
-            return;
-        }
-        self.pad(0);
     }
 
     /// Ends the message: `edge[..start]`, what is left of the body, and the padding.
@@ -119,13 +99,31 @@ impl Stream for Message<'_> {
         self.state = state;
     }
 
+    /// Gathers more blocks, or makes the padded end, when none are ready.
+    fn prepare(&mut self) {
+        if self.is_padded || !self.blocks().is_empty() {
+            return;
+        }
+        if let Bytes::Scattered(body) = &mut self.body
+            && body.left() >= BLOCK_BYTES as u64
+        {
+            let together = body.together().min(self.most_gathered as u64).max(BLOCK_BYTES as u64);
+            let bytes = whole(together.min(body.left()) as usize);
+            self.gathered.resize(bytes, 0);
+            body.read(&mut self.gathered);
+            self.gathered_ready = 0..bytes;
+            return;
+        }
+        self.pad(0);
+    }
+
     fn blocks(&self) -> &[u8] {
         if !self.edge_ready.is_empty() {
             return &self.edge[self.edge_ready.clone()];
         }
         match &self.body {
             Bytes::Contiguous(body) => &body[..whole(body.len())],
-            Bytes::Strided(_) => &self.gathered[self.gathered_ready.clone()],
+            Bytes::Scattered(_) => &self.gathered[self.gathered_ready.clone()],
         }
     }
 
@@ -137,7 +135,10 @@ impl Stream for Message<'_> {
         } else {
             self.gathered_ready.start += bytes;
         }
-        self.prepare();
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_padded && self.edge_ready.is_empty()
     }
 }
 
@@ -169,7 +170,7 @@ fn whole(bytes: usize) -> usize {
 fn left(body: &Bytes<'_>) -> u64 {
     match body {
         Bytes::Contiguous(body) => body.len() as u64,
-        Bytes::Strided(body) => body.left(),
+        Bytes::Scattered(body) => body.left(),
     }
 }
 
@@ -181,6 +182,6 @@ fn read(body: &mut Bytes<'_>, out: &mut [u8]) -> usize {
             *body = rest;
             head.len()
         }
-        Bytes::Strided(body) => body.read(out),
+        Bytes::Scattered(body) => body.read(out),
     }
 }

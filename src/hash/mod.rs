@@ -25,23 +25,23 @@ use self::backend::{Choice, State, choose};
 use self::schedule::Speeds;
 use crate::digest::{Algorithm, Digest};
 use crate::progress::Progress;
+use crate::reader::Logical;
 use crate::status::Result;
-use crate::view::TensorView;
 
-/// The digests of the logical bytes of `views`, in order, by at most `threads` threads (0: all allowed cores).
+/// The digests of the logical bytes of `tensors`, in order, by at most `threads` threads (0: all allowed cores).
 ///
 /// # Errors
 /// `BadOption` when the environment forces a backend that is not there; `Cancelled` by `progress`.
-pub fn digests(
-    views: &[&TensorView<'_>],
+pub fn digests<L: Logical>(
+    tensors: &[&L],
     algorithm: Algorithm,
     threads: usize,
     progress: &Progress<'_>,
 ) -> Result<Vec<Digest>> {
     let engine = Engine::new()?;
     match algorithm {
-        Algorithm::Sha256 => chains::digests(views, &engine, threads, progress),
-        Algorithm::Sha256Tree => tree::digests(views, &engine, threads, progress),
+        Algorithm::Sha256 => chains::digests(tensors, &engine, threads, progress),
+        Algorithm::Sha256Tree => tree::digests(tensors, &engine, threads, progress),
     }
 }
 

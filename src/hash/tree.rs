@@ -11,13 +11,12 @@ use std::sync::{Mutex, PoisonError};
 use super::Engine;
 use super::backend::{BLOCK_BYTES, INITIAL, State};
 use super::lanes;
-use super::message::{EDGE_BYTES, Message, digest_of, pad};
+use super::message::{EDGE_BYTES, MOST_GATHERED_BYTES, Message, digest_of, pad};
 use crate::digest::{Algorithm, Digest};
-use crate::host::{self, Bytes};
 use crate::parallel;
 use crate::progress::Progress;
+use crate::reader::{Bytes, Logical};
 use crate::status::Result;
-use crate::view::TensorView;
 
 /// Logical bytes in a leaf.
 pub const LEAF_BYTES: u64 = 8192;
@@ -42,20 +41,22 @@ struct Run {
     bytes: Range<u64>,
 }
 
-/// The root of the tree of each of `views`.
-pub fn digests(
-    views: &[&TensorView<'_>],
+/// The root of the tree of each of `tensors`.
+pub fn digests<L: Logical>(
+    tensors: &[&L],
     engine: &Engine,
     threads: usize,
     progress: &Progress<'_>,
 ) -> Result<Vec<Digest>> {
-    let folds: Vec<Mutex<Fold>> = views.iter().map(|_| Mutex::default()).collect();
-    let batches = batches(views);
+    let folds: Vec<Mutex<Fold>> = tensors.iter().map(|_| Mutex::default()).collect();
+    let batches = batches(tensors);
     let size = |batch: &Vec<Run>| batch.iter().map(|run| run.bytes.end - run.bytes.start).sum();
     let sizes: Vec<u64> = batches.iter().map(size).collect();
+    let threads = parallel::useful_threads(&sizes, threads);
+    let most_gathered = MOST_GATHERED_BYTES / threads;
     parallel::for_each(&sizes, threads, |scratch: &mut Scratch, index| {
         let batch = &batches[index];
-        let roots = roots(views, batch, engine, scratch);
+        let roots = roots(tensors, batch, engine, most_gathered, scratch);
         for (run, root) in batch.iter().zip(roots) {
             let mut fold = folds[run.tensor].lock().unwrap_or_else(PoisonError::into_inner);
             fold.add(run.number, root, engine);
@@ -67,20 +68,24 @@ pub fn digests(
 }
 
 /// All runs of all tensors, in batches of about one full run, so that small tensors share the lanes.
-fn batches(views: &[&TensorView<'_>]) -> Vec<Vec<Run>> {
+fn batches<L: Logical>(tensors: &[&L]) -> Vec<Vec<Run>> {
     let mut batches: Vec<Vec<Run>> = Vec::new();
     let mut room = 0;
-    for (tensor, view) in views.iter().enumerate() {
-        for number in 0..view.bytes().div_ceil(RUN_BYTES) {
+    for (index, tensor) in tensors.iter().enumerate() {
+        for number in 0..tensor.length().div_ceil(RUN_BYTES) {
             let start = number * RUN_BYTES;
-            let bytes = start..(start + RUN_BYTES).min(view.bytes());
+            let bytes = start..(start + RUN_BYTES).min(tensor.length());
             let size = bytes.end - bytes.start;
             if size > room {
                 batches.push(Vec::new());
                 room = RUN_BYTES;
             }
             room -= size;
-            batches.last_mut().expect("one was pushed when there was no room").push(Run { tensor, number, bytes });
+            batches.last_mut().expect("one was pushed when there was no room").push(Run {
+                tensor: index,
+                number,
+                bytes,
+            });
         }
     }
     batches
@@ -91,27 +96,44 @@ fn batches(views: &[&TensorView<'_>]) -> Vec<Vec<Run>> {
 struct Scratch {
     /// Edges of the leaves or nodes in the lanes: [`EDGE_BYTES`] each.
     edges: Vec<u8>,
+    /// Leaves that did not lie side by side.
+    gathered: Vec<u8>,
 }
 
-/// The root of each run of `batch`.
-fn roots(views: &[&TensorView<'_>], batch: &[Run], engine: &Engine, scratch: &mut Scratch) -> Vec<State> {
+/// The root of each run of `batch`; at most `most_gathered` bytes are gathered at once.
+fn roots<L: Logical>(
+    tensors: &[&L],
+    batch: &[Run],
+    engine: &Engine,
+    most_gathered: usize,
+    scratch: &mut Scratch,
+) -> Vec<State> {
     let mut levels: Vec<Vec<State>> = batch
         .iter()
         .map(|run| vec![INITIAL; (run.bytes.end - run.bytes.start).div_ceil(LEAF_BYTES) as usize])
         .collect();
     let mut others = Vec::new();
     for (index, run) in batch.iter().enumerate() {
-        let rest = match host::bytes(views[run.tensor], run.bytes.clone()) {
+        let full = ((run.bytes.end - run.bytes.start) / LEAF_BYTES) as usize;
+        match tensors[run.tensor].read(run.bytes.clone()) {
             Bytes::Contiguous(bytes) => {
-                let (leaves, _) = bytes.as_chunks::<{ LEAF_BYTES as usize }>();
-                full_leaves(leaves, &mut levels[index][..leaves.len()], engine, scratch);
-                leaves.len() as u64
+                let (leaves, _) = bytes.as_chunks();
+                full_leaves(leaves, &mut levels[index][..full], engine, scratch);
             }
-            Bytes::Strided(_) => 0,
-        };
-        others.extend((rest..levels[index].len() as u64).map(|leaf| (index, leaf)));
+            Bytes::Scattered(mut bytes) => {
+                let together = bytes.together().min(most_gathered as u64) / LEAF_BYTES;
+                let mut gathered = std::mem::take(&mut scratch.gathered);
+                for states in levels[index][..full].chunks_mut(together.max(1) as usize) {
+                    gathered.resize(states.len() * LEAF_BYTES as usize, 0);
+                    bytes.read(&mut gathered);
+                    full_leaves(gathered.as_chunks().0, states, engine, scratch);
+                }
+                scratch.gathered = gathered;
+            }
+        }
+        others.extend((full as u64..levels[index].len() as u64).map(|leaf| (index, leaf)));
     }
-    other_leaves(views, batch, &others, &mut levels, engine);
+    other_leaves(tensors, batch, &others, &mut levels, engine);
     while levels.iter().any(|level| level.len() > 1) {
         pair_up(&mut levels, engine, scratch);
     }
@@ -138,9 +160,9 @@ fn full_leaves(leaves: &[[u8; LEAF_BYTES as usize]], digests: &mut [State], engi
     }
 }
 
-/// Leaves that are shorter or must be gathered: (position in `batch`, number in the run).
-fn other_leaves(
-    views: &[&TensorView<'_>],
+/// Leaves that are shorter: (position in `batch`, number in the run).
+fn other_leaves<L: Logical>(
+    tensors: &[&L],
     batch: &[Run],
     leaves: &[(usize, u64)],
     levels: &mut [Vec<State>],
@@ -150,7 +172,7 @@ fn other_leaves(
         let Run { tensor, bytes, .. } = &batch[*index];
         let start = bytes.start + leaf * LEAF_BYTES;
         let bytes = start..(start + LEAF_BYTES).min(bytes.end);
-        Message::new(id, &[LEAF_PREFIX], host::bytes(views[*tensor], bytes))
+        Message::new(id, &[LEAF_PREFIX], tensors[*tensor].read(bytes), LEAF_BYTES as usize)
     });
     let mut active = Vec::new();
     lanes::run(
