@@ -147,6 +147,22 @@ enum WcStatus
    A panic inside the library: a bug in it. The process is unharmed.
    */
   WC_STATUS_PANIC = 22,
+  /*
+   The plan is not a plan that this library reads, contradicts itself, or determines no parameter.
+   */
+  WC_STATUS_BAD_PLAN = 23,
+  /*
+   A file of the checkpoint is not there, cannot be read, or is not what it should be.
+   */
+  WC_STATUS_BAD_CHECKPOINT = 24,
+  /*
+   A tensor that the plan reads is not in the checkpoint, or not among the tensors given.
+   */
+  WC_STATUS_MISSING_SOURCE = 25,
+  /*
+   A tensor that the plan reads has another dtype or shape than when the plan was recorded.
+   */
+  WC_STATUS_SOURCE_MISMATCH = 26,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -411,6 +427,64 @@ WcStatus wc_compare(const struct WcTensor *tensors,
                     const char *baseline_json,
                     const struct WcOptions *options,
                     char **out_json);
+
+/*
+ Says what every rank must hold after loading, without the engine: executes a plan on a checkpoint and hashes the results.
+
+ Parameters:
+ - `plan_json`: borrowed, NUL-terminated plan document of one or many ranks.
+ - `checkpoint`: borrowed, NUL-terminated path of a folder of safetensors files or of one such file; or NULL, and then
+ - `sources`, `count`: the checkpoint's tensors in memory, borrowed, under the names that the plan gives them. More than the
+   plan names are fine. They must be NULL and 0 with a checkpoint.
+ - `options`: as for `wc_checksum`; bytes are the logical bytes of the parameters hashed.
+ - `out_json`: receives `{key: digest}`, a baseline for `wc_compare`, in the order of the plan: every parameter of every
+   rank whose bytes the plan determines. One that arithmetic made or that has elements which nothing writes is left out.
+   Owned by the caller, freed with `wc_string_free`.
+
+ Returns as `wc_checksum`. Also `BAD_PLAN` (also when the plan determines no parameter at all), `BAD_CHECKPOINT`,
+ `MISSING_SOURCE` and `SOURCE_MISMATCH`: a tensor that is read is not there, or of another dtype or shape than the plan
+ says; and `BAD_OPTION` with both a checkpoint and sources.
+
+ Threads: as `wc_checksum`. Files are mapped; other memory stays under 256 MiB whatever their size.
+
+ # Safety
+ As `wc_checksum`. Nobody writes to the files or makes them shorter during the call: a file that becomes shorter while it is
+ read ends the process (SIGBUS). One that was changed is refused when that is seen before or after.
+ */
+WcStatus wc_expect(const char *plan_json,
+                   const char *checkpoint,
+                   const struct WcTensor *sources,
+                   size_t count,
+                   const struct WcOptions *options,
+                   char **out_json);
+
+/*
+ Says what a plan leaves out or places wrongly, without any tensor.
+
+ Parameters:
+ - `plan_json`: borrowed, NUL-terminated plan document; of all ranks, for one rank alone places its slices only.
+ - `out_json`: receives `{"complete", "ranks", "parameters", "pieces", "sources", "placed", "unplaced", "partly_placed", "unwritten",
+   "overlapping", "past_the_end", "unaudited", "replicas"}`; owned by the caller, freed with `wc_string_free`. Counted in
+   elements, and `first` is the coordinates of the first one:
+   - `unplaced`: `{"source", "explained"}`, checkpoint tensors of which no rank takes an element; sources = placed + unplaced.
+   - `partly_placed`: `{"source", "elements", "of", "first"}`, of which some elements are missing.
+   - `unwritten`: `{"key", "elements", "of", "first"}`, parameters with elements that no piece writes.
+   - `overlapping`: `{"key", "elements", "first", "sources"}`, with elements that get two different ones of the checkpoint.
+   - `past_the_end`: `{"key", "source", "first_beyond", "of"}`, pieces that leave a source, or with null the parameter.
+   - `unaudited`: `{"key", "source"}`, one of them null: tensors cut so finely that they would take minutes.
+   - `replicas`: `{"ranks", "parameters"}`, sets of ranks with the number of parameters that they hold alike.
+
+   `complete` is true when all lists are empty but `replicas` and what is explained in `unplaced`.
+
+ Returns `WC_STATUS_OK` whatever is found; `NULL_POINTER`, `BAD_PLAN`, `PANIC`.
+
+ Threads: uses the calling one. Takes at most some seconds beyond reading the text, and 256 MiB beyond what that takes.
+
+ # Safety
+ The pointers are NULL or valid as said above, for the whole call.
+ */
+WcStatus wc_audit(const char *plan_json,
+                  char **out_json);
 
 /*
  Frees a string that this library gave to the caller. NULL is fine; the same string twice is not.

@@ -8,8 +8,8 @@
 //! ```text
 //! layer 3  ffi        the C ABI: panic boundary, pointer checks, one call, outputs
 //! layer 2  ops        the verbs, in safe Rust
-//! layer 1  hash, host, parallel   digests, host memory, threads
-//! layer 0  baseline, digest, dtype, layout, mapped, progress, rank, report, status, view   plain data and its checks
+//! layer 1  checkpoint, hash, host, memory, parallel, plan, reader   files, digests, threads, where elements are from
+//! layer 0  baseline, cast, digest, dtype, layout, mapped, named, progress, rank, report, status, view   plain data and its checks
 //! ```
 #![deny(unsafe_code, unsafe_op_in_unsafe_fn, missing_docs)]
 #![deny(clippy::undocumented_unsafe_blocks, clippy::missing_safety_doc)]
@@ -18,6 +18,8 @@
 compile_error!("digests are of little-endian bytes; this target would have to swap them first");
 
 pub mod baseline;
+pub mod cast;
+pub mod checkpoint;
 pub mod digest;
 pub mod dtype;
 #[allow(unsafe_code)]
@@ -28,10 +30,15 @@ pub mod host;
 pub mod layout;
 #[allow(unsafe_code)]
 pub mod mapped;
+#[allow(unsafe_code)]
+pub mod memory;
+pub mod named;
 pub mod ops;
 pub mod parallel;
+pub mod plan;
 pub mod progress;
 pub mod rank;
+pub mod reader;
 pub mod report;
 pub mod status;
 #[allow(unsafe_code)]

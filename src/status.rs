@@ -54,6 +54,14 @@ pub enum Status {
     System = 21,
     /// A panic inside the library: a bug in it. The process is unharmed.
     Panic = 22,
+    /// The plan is not a plan that this library reads, contradicts itself, or determines no parameter.
+    BadPlan = 23,
+    /// A file of the checkpoint is not there, cannot be read, or is not what it should be.
+    BadCheckpoint = 24,
+    /// A tensor that the plan reads is not in the checkpoint, or not among the tensors given.
+    MissingSource = 25,
+    /// A tensor that the plan reads has another dtype or shape than when the plan was recorded.
+    SourceMismatch = 26,
 }
 
 /// A call that could not say anything: its status, and a message that names the tensor and what to do.

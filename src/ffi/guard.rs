@@ -2,9 +2,11 @@
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, OsStr, c_char};
 use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
 use super::types::{WcOptions, WcProgressCallback, WcRank, WcTensor};
 use crate::digest::Algorithm;
@@ -63,6 +65,29 @@ pub unsafe fn text<'a>(pointer: *const c_char, not_utf8: Status) -> Result<&'a s
     // SAFETY: not NULL; the caller vouches for the rest.
     let bytes = unsafe { CStr::from_ptr(pointer) };
     bytes.to_str().map_err(|error| Error::new(not_utf8, format!("is not UTF-8: {error}")))
+}
+
+/// The text of the argument called `name`, which must be there.
+///
+/// # Safety
+/// As [`text`].
+pub unsafe fn argument_text<'a>(pointer: *const c_char, name: &str, not_utf8: Status) -> Result<&'a str> {
+    // SAFETY: by the caller.
+    let text = unsafe { text(pointer, not_utf8) };
+    text.map_err(|error| Error::new(error.status(), format!("argument '{name}' {error}")))
+}
+
+/// The path behind `pointer`, in whatever bytes the system takes; `None` when it is NULL.
+///
+/// # Safety
+/// As [`text`].
+pub unsafe fn path<'a>(pointer: *const c_char) -> Option<&'a Path> {
+    if pointer.is_null() {
+        return None;
+    }
+    // SAFETY: not NULL; the caller vouches for the rest.
+    let bytes = unsafe { CStr::from_ptr(pointer) };
+    Some(Path::new(OsStr::from_bytes(bytes.to_bytes())))
 }
 
 /// `count` values behind `pointer`, which may be NULL when there are none.

@@ -12,7 +12,7 @@ use std::ptr;
 
 use once_cell::race::OnceBox;
 
-use self::guard::{guard, not_null, rank, tensors, text, with_options, write_json};
+use self::guard::{argument_text, guard, not_null, path, rank, tensors, with_options, write_json};
 use self::types::{WC_ABI_VERSION, WC_DIGEST_SIZE, WcLogCallback, WcOptions, WcRank, WcTensor};
 use crate::hash;
 use crate::mapped::Access;
@@ -187,12 +187,92 @@ pub unsafe extern "C" fn wc_compare(
     guard(|| unsafe {
         not_null(out_json, "out_json")?;
         let rank = self::rank(rank)?;
-        let baseline = text(baseline_json, Status::BadBaseline)
-            .map_err(|error| Error::new(error.status(), format!("argument 'baseline_json' {error}")))?;
+        let baseline = argument_text(baseline_json, "baseline_json", Status::BadBaseline)?;
         let tensors = self::tensors(tensors, count)?;
         let report =
             with_options(options, |options| ops::compare(&views(&tensors, Access::Read)?, rank, baseline, options))?;
         write_json(out_json, &report.to_json())
+    })
+}
+
+/// Says what every rank must hold after loading, without the engine: executes a plan on a checkpoint and hashes the results.
+///
+/// Parameters:
+/// - `plan_json`: borrowed, NUL-terminated plan document of one or many ranks.
+/// - `checkpoint`: borrowed, NUL-terminated path of a folder of safetensors files or of one such file; or NULL, and then
+/// - `sources`, `count`: the checkpoint's tensors in memory, borrowed, under the names that the plan gives them. More than the
+///   plan names are fine. They must be NULL and 0 with a checkpoint.
+/// - `options`: as for `wc_checksum`; bytes are the logical bytes of the parameters hashed.
+/// - `out_json`: receives `{key: digest}`, a baseline for `wc_compare`, in the order of the plan: every parameter of every
+///   rank whose bytes the plan determines. One that arithmetic made or that has elements which nothing writes is left out.
+///   Owned by the caller, freed with `wc_string_free`.
+///
+/// Returns as `wc_checksum`. Also `BAD_PLAN` (also when the plan determines no parameter at all), `BAD_CHECKPOINT`,
+/// `MISSING_SOURCE` and `SOURCE_MISMATCH`: a tensor that is read is not there, or of another dtype or shape than the plan
+/// says; and `BAD_OPTION` with both a checkpoint and sources.
+///
+/// Threads: as `wc_checksum`. Files are mapped; other memory stays under 256 MiB whatever their size.
+///
+/// # Safety
+/// As `wc_checksum`. Nobody writes to the files or makes them shorter during the call: a file that becomes shorter while it is
+/// read ends the process (SIGBUS). One that was changed is refused when that is seen before or after.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wc_expect(
+    plan_json: *const c_char,
+    checkpoint: *const c_char,
+    sources: *const WcTensor,
+    count: usize,
+    options: *const WcOptions,
+    out_json: *mut *mut c_char,
+) -> Status {
+    // SAFETY: the caller's promise above is what each of these asks for.
+    guard(|| unsafe {
+        not_null(out_json, "out_json")?;
+        let plan = argument_text(plan_json, "plan_json", Status::BadPlan)?;
+        let checkpoint = path(checkpoint);
+        if checkpoint.is_some() && !(sources.is_null() && count == 0) {
+            let what = "arguments 'checkpoint' and 'sources' are both given: the tensors are in one of them";
+            return Err(Error::new(Status::BadOption, what));
+        }
+        let tensors = self::tensors(sources, count)?;
+        let report = with_options(options, |options| match checkpoint {
+            Some(path) => ops::expect(plan, ops::Sources::Files(path), options),
+            None => ops::expect(plan, ops::Sources::Memory(&views(&tensors, Access::Read)?), options),
+        })?;
+        write_json(out_json, &report.to_json())
+    })
+}
+
+/// Says what a plan leaves out or places wrongly, without any tensor.
+///
+/// Parameters:
+/// - `plan_json`: borrowed, NUL-terminated plan document; of all ranks, for one rank alone places its slices only.
+/// - `out_json`: receives `{"complete", "ranks", "parameters", "pieces", "sources", "placed", "unplaced", "partly_placed", "unwritten",
+///   "overlapping", "past_the_end", "unaudited", "replicas"}`; owned by the caller, freed with `wc_string_free`. Counted in
+///   elements, and `first` is the coordinates of the first one:
+///   - `unplaced`: `{"source", "explained"}`, checkpoint tensors of which no rank takes an element; sources = placed + unplaced.
+///   - `partly_placed`: `{"source", "elements", "of", "first"}`, of which some elements are missing.
+///   - `unwritten`: `{"key", "elements", "of", "first"}`, parameters with elements that no piece writes.
+///   - `overlapping`: `{"key", "elements", "first", "sources"}`, with elements that get two different ones of the checkpoint.
+///   - `past_the_end`: `{"key", "source", "first_beyond", "of"}`, pieces that leave a source, or with null the parameter.
+///   - `unaudited`: `{"key", "source"}`, one of them null: tensors cut so finely that they would take minutes.
+///   - `replicas`: `{"ranks", "parameters"}`, sets of ranks with the number of parameters that they hold alike.
+///
+///   `complete` is true when all lists are empty but `replicas` and what is explained in `unplaced`.
+///
+/// Returns `WC_STATUS_OK` whatever is found; `NULL_POINTER`, `BAD_PLAN`, `PANIC`.
+///
+/// Threads: uses the calling one. Takes at most some seconds beyond reading the text, and 256 MiB beyond what that takes.
+///
+/// # Safety
+/// The pointers are NULL or valid as said above, for the whole call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wc_audit(plan_json: *const c_char, out_json: *mut *mut c_char) -> Status {
+    // SAFETY: the caller's promise above is what each of these asks for.
+    guard(|| unsafe {
+        not_null(out_json, "out_json")?;
+        let plan = argument_text(plan_json, "plan_json", Status::BadPlan)?;
+        write_json(out_json, &ops::audit(plan)?.to_json())
     })
 }
 

@@ -1,11 +1,15 @@
 //! The verbs, one file each.
 
+pub mod audit;
 pub mod checksum;
 pub mod compare;
+pub mod expect;
 pub mod reset;
 
+pub use audit::audit;
 pub use checksum::{checksum, digests};
 pub use compare::compare;
+pub use expect::{Sources, expect};
 pub use reset::{Fill, reset};
 
 use crate::digest::Algorithm;

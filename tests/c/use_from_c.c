@@ -70,7 +70,29 @@ int main(void) {
     CHECK(strcmp(wc_last_error(), "") == 0);
     wc_string_free(report);
 
+    char plan[512];
+    const char *rank_plan = "{\"rank\":{\"dp\":0,\"pp\":0,\"pcp\":0,\"tp\":0},\"parameters\":{}}";
+    const char *source = "{\"dtype\":\"uint8\",\"shape\":[3]}";
+    snprintf(plan, sizeof plan, "{\"format\":\"weight-checker-plan\",\"version\":1,\"sources\":{\"s\":%s},\"ranks\":[%s]}",
+             source, rank_plan);
+    CHECK(wc_audit(plan, &report) == WC_STATUS_OK);
+    CHECK(strstr(report, "\"complete\":false") != NULL && strstr(report, "\"unplaced\":[{\"source\":\"s\"") != NULL);
+    wc_string_free(report);
+
+    static const char copying[] =
+        "{\"format\": \"weight-checker-plan\", \"version\": 1, \"sources\": {\"model.weight\": {\"dtype\": \"uint8\", \"shape\": [3]}},"
+        " \"ranks\": [{\"rank\": {\"dp\": 0, \"pp\": 0, \"pcp\": 0, \"tp\": 1}, \"parameters\": {\"model.weight\": {\"dtype\": \"uint8\","
+        " \"shape\": [3], \"pieces\": [{\"source\": \"model.weight\", \"source_offset\": 0, \"source_strides\": [1], \"shape\": [3],"
+        " \"offset\": 0, \"strides\": [1]}]}}}]}";
+    memcpy(memory, "abc", 3);
+    CHECK(wc_expect(copying, NULL, &tensor, 1, &options, &report) == WC_STATUS_OK);
+    CHECK(strcmp(report, baseline) == 0);
+    wc_string_free(report);
+    CHECK(wc_expect(copying, "/nonexistent", NULL, 0, NULL, &report) == WC_STATUS_BAD_CHECKPOINT);
+    CHECK(wc_expect("{}", NULL, &tensor, 1, NULL, &report) == WC_STATUS_BAD_PLAN);
+
     char *untouched = memory;
+    CHECK(wc_audit("{}", &untouched) == WC_STATUS_BAD_PLAN);
     CHECK(wc_compare(&tensor, 1, &rank, "[]", NULL, &untouched) == WC_STATUS_BAD_BASELINE);
     CHECK(untouched == memory && strlen(wc_last_error()) > 0);
 

@@ -34,6 +34,10 @@ int main() {
         CHECK(weights[index] == (index % 2 == 0 ? 0.0f : 1.0f));
     }
 
+    char *expected = nullptr;
+    CHECK(wc_expect(nullptr, nullptr, &tensor, 1, nullptr, &expected) == WC_STATUS_NULL_POINTER);
+    CHECK(std::string(wc_last_error()).find("plan_json") != std::string::npos);
+
     tensor.name = nullptr;
     const WcStatus status = wc_checksum(&tensor, 1, &rank, nullptr, &json);
     CHECK(status == WC_STATUS_NULL_POINTER);
