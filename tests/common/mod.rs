@@ -4,12 +4,14 @@
 pub mod pages;
 
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::ptr;
 
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use weight_checker::ffi::types::{WcDataType, WcDevice, WcOptions, WcRank, WcTensor};
-use weight_checker::ffi::{wc_checksum, wc_compare, wc_digest, wc_last_error, wc_reset, wc_string_free};
+use weight_checker::ffi::{wc_checksum, wc_compare, wc_digest, wc_expect, wc_last_error, wc_reset, wc_string_free};
 use weight_checker::status::Status;
 
 pub const RANK: WcRank = WcRank { dp: 0, pp: 1, pcp: 2, tp: 3 };
@@ -128,6 +130,18 @@ pub fn compare(tensors: &[Tensor], baseline: &str) -> Result<Value, Status> {
     let baseline = CString::new(baseline).unwrap();
     // SAFETY: as in `checksum`.
     json_of(|out| unsafe { wc_compare(raw.as_ptr(), raw.len(), &RANK, baseline.as_ptr(), ptr::null(), out) })
+}
+
+/// What `plan` gives on a checkpoint's path, or on `tensors`, with an algorithm's code.
+pub fn expect(plan: &str, checkpoint: Option<&Path>, tensors: &[Tensor], algorithm: u32) -> Result<Value, Status> {
+    let raw = raw(tensors);
+    let plan = CString::new(plan).unwrap();
+    let path = checkpoint.map(|path| CString::new(path.as_os_str().as_bytes()).unwrap());
+    let path = path.as_ref().map_or(ptr::null(), |path| path.as_ptr());
+    let tensors = if raw.is_empty() { ptr::null() } else { raw.as_ptr() };
+    let options = WcOptions { algorithm, ..options(0) };
+    // SAFETY: as in `checksum`; the text and the path live through the call.
+    json_of(|out| unsafe { wc_expect(plan.as_ptr(), path, tensors, raw.len(), &options, out) })
 }
 
 pub fn digests(tensors: &[Tensor], threads: u32) -> Result<Vec<[u8; 32]>, Status> {
