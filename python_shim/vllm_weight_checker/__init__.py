@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .errors import CheckError as CheckError
     from .errors import MismatchError as MismatchError
     from .errors import NativeError as NativeError
+    from .planned import audit as audit
+    from .planned import expect as expect
     from .rank import Rank as Rank
     from .report import Report as Report
     from .verbs import backend as backend
@@ -32,9 +34,11 @@ _HOME = {
     "Report": "report",
     "WeightChecker": "client",
     "WorkerExtension": "worker",
+    "audit": "planned",
     "backend": "verbs",
     "checksum": "verbs",
     "compare": "verbs",
+    "expect": "planned",
     "reset": "verbs",
 }
 __all__ = [*_HOME, "__version__"]

@@ -1,4 +1,4 @@
-"""The only door to libweight_checker.so: loading it, its function table, and its four kinds of call.
+"""The only door to libweight_checker.so: loading it, its function table, and its kinds of call.
 
 ctypes releases the GIL while a function of the library runs, so other Python threads go on.
 """
@@ -65,6 +65,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "wc_digest": (ctypes.c_int32, [*_TENSORS, _OPTIONS, ctypes.c_void_p, ctypes.c_size_t]),
     "wc_reset": (ctypes.c_int32, [*_TENSORS, ctypes.c_uint32, ctypes.c_uint64, _OPTIONS, _OUT_JSON]),
     "wc_compare": (ctypes.c_int32, [*_TENSORS, _RANK, ctypes.c_char_p, _OPTIONS, _OUT_JSON]),
+    "wc_expect": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_char_p, *_TENSORS, _OPTIONS, _OUT_JSON]),
+    "wc_audit": (ctypes.c_int32, [ctypes.c_char_p, _OUT_JSON]),
     "wc_string_free": (None, [ctypes.c_void_p]),
     "wc_last_error": (ctypes.c_char_p, []),
     "wc_set_log_callback": (ctypes.c_int32, [LogCallback, ctypes.c_void_p]),
@@ -106,7 +108,7 @@ def checksum(tensors: Described, rank: Rank, algorithm: str, threads: int, progr
     """{key: digest}, in the order of the tensors: what `wc_checksum` gives, without its JSON."""
     _rank(rank)
     digests = (ctypes.c_uint8 * (DIGEST_BYTES * tensors.count))()
-    _call("wc_digest", tensors, [], algorithm, threads, progress, [digests, len(digests)])
+    _call("wc_digest", _array(tensors), algorithm, threads, progress, [digests, len(digests)])
     text, width = bytes(digests).hex(), 2 * DIGEST_BYTES
     of_key, of_digest = rank.prefix, DIGEST_PREFIXES[algorithm]
     starts = range(0, len(text), width)
@@ -115,8 +117,8 @@ def checksum(tensors: Described, rank: Rank, algorithm: str, threads: int, progr
 
 def reset(tensors: Described, fill: str, seed: int, threads: int, progress: Progress | None) -> dict[str, int]:
     """`wc_reset`: the counts of what was written."""
-    arguments = [_choice("fill", fill, FILLS), _unsigned("seed", seed, 64)]
-    counts: dict[str, int] = _call_json("wc_reset", tensors, arguments, "sha256", threads, progress)
+    arguments = [*_array(tensors), _choice("fill", fill, FILLS), _unsigned("seed", seed, 64)]
+    counts: dict[str, int] = _call_json("wc_reset", arguments, "sha256", threads, progress)
     return counts
 
 
@@ -124,18 +126,52 @@ def compare(
     tensors: Described, rank: Rank, baseline: bytes, algorithm: str, threads: int, progress: Progress | None
 ) -> dict[str, Any]:
     """`wc_compare`: the report; `baseline` is JSON text without NUL."""
-    arguments = [_rank(rank), baseline]
-    report: dict[str, Any] = _call_json("wc_compare", tensors, arguments, algorithm, threads, progress)
+    arguments = [*_array(tensors), _rank(rank), baseline]
+    report: dict[str, Any] = _call_json("wc_compare", arguments, algorithm, threads, progress)
     return report
 
 
-def _call_json(
-    function: str, tensors: Described, arguments: list[Any], algorithm: str, threads: int, progress: Progress | None
-) -> Any:
+def expect(
+    plan: bytes,
+    checkpoint: bytes | None,
+    tensors: Described,
+    algorithm: str,
+    threads: int,
+    progress: Progress | None,
+) -> dict[str, str]:
+    """`wc_expect`: {key: digest}. `plan` is JSON text and `checkpoint` a path, both without NUL.
+
+    `tensors` are read where there is no `checkpoint`, and are none where there is one.
+    """
+    arguments = [plan, checkpoint, *_array(tensors)]
+    digests: dict[str, str] = _call_json("wc_expect", arguments, algorithm, threads, progress)
+    return digests
+
+
+def audit(plan: bytes) -> dict[str, Any]:
+    """`wc_audit`: the findings; `plan` is JSON text without NUL."""
+    native = library()
+    out = ctypes.c_void_p()
+    try:
+        status = native.wc_audit(plan, out)
+        if status != Status.OK:
+            raise _error(status, native.wc_last_error())
+        findings: dict[str, Any] = json.loads(ctypes.string_at(out))
+        return findings
+    finally:
+        native.wc_string_free(out)
+
+
+def _array(tensors: Described) -> list[Any]:
+    """The two arguments for tensors. Whoever makes the call holds `tensors`, whose memory this is, until it returns."""
+    return [tensors.address, tensors.count]
+
+
+def _call_json(function: str, arguments: list[Any], algorithm: str, threads: int, progress: Progress | None) -> Any:
     """Calls a function that gives JSON, and parses it."""
     out = ctypes.c_void_p()
     try:
-        _call(function, tensors, arguments, algorithm, threads, progress, [out])
+        _call(function, arguments, algorithm, threads, progress, [out])
         return json.loads(ctypes.string_at(out))
     finally:
         library().wc_string_free(out)
@@ -143,14 +179,13 @@ def _call_json(
 
 def _call(
     function: str,
-    tensors: Described,
     arguments: list[Any],
     algorithm: str,
     threads: int,
     progress: Progress | None,
     outputs: list[Any],
 ) -> None:
-    """Calls a function that hashes or writes. `tensors` keeps the memory alive until it returns."""
+    """Calls a function that hashes or writes: with its `arguments`, the options, and its `outputs`."""
     native = library()
     raised: list[BaseException] = []
     options = WcOptions(
@@ -159,7 +194,7 @@ def _call(
         _unsigned("threads", threads, 32),
         _progress_callback(progress, raised),
     )
-    status = getattr(native, function)(tensors.address, tensors.count, *arguments, options, *outputs)
+    status = getattr(native, function)(*arguments, options, *outputs)
     if raised:
         raise raised.pop()
     if status != Status.OK:

@@ -38,6 +38,10 @@ class Status(IntEnum):
     BUFFER_TOO_SMALL = 20
     SYSTEM = 21
     PANIC = 22
+    BAD_PLAN = 23
+    BAD_CHECKPOINT = 24
+    MISSING_SOURCE = 25
+    SOURCE_MISMATCH = 26
 
 
 class CheckError(Exception):
@@ -73,14 +77,17 @@ class RankError(CheckError):
 
 
 class MismatchError(Exception):
-    """The weights are not those of the baseline; `report` says which keys."""
+    """The weights are not those of the baseline or the checkpoint; `report` says which keys."""
 
     def __init__(self, report: Mapping[str, Any]) -> None:
         super().__init__(report)
         self.report = report
 
     def __str__(self) -> str:
-        counts = ", ".join(f"{len(self.report[kind])} {kind}" for kind in ("differing", "missing", "unexpected"))
+        kinds = [kind for kind in ("differing", "missing", "unexpected", "unwritten") if kind in self.report]
+        counts = ", ".join(f"{len(self.report[kind])} {kind}" for kind in kinds)
         keys = list(self.report["mismatches"])
         shown = ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
-        return f"the weights do not match the baseline: {counts}: {shown}"
+        what = "checkpoint" if "audit" in self.report else "baseline"
+        plan = "" if self.report.get("audited", True) else "; the audit of the plan found faults, which `audit` names"
+        return f"the weights do not match the {what}: {counts}{': ' if keys else ''}{shown}{plan}"

@@ -38,6 +38,9 @@ class Described:
     """The memory of the descriptors and the tensors themselves."""
 
 
+NO_TENSORS = Described(0, 0, [], ())
+
+
 def describe(tensors: Mapping[str, object], writable: bool) -> Described:
     """Describes torch tensors, numpy arrays and anything with `__dlpack__` or `__array_interface__`.
 

@@ -1,4 +1,4 @@
-"""The three verbs on a mapping of tensors: checksum, reset, compare.
+"""The verbs on a mapping of tensors: checksum, reset, compare. Those on a plan are in `planned`.
 
 All of them take torch tensors, numpy arrays and anything with `__dlpack__` or `__array_interface__`,
 of any shape and strides, and copy none of them. They block until done, without holding the GIL and
