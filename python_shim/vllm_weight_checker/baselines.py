@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from .errors import CheckError
+from .strict_json import parsed
 
 _FORM = re.compile("(?:([^:]+):)?[0-9a-f]{64}")
 
@@ -24,7 +24,7 @@ def flat(baseline: Baseline) -> dict[str, str]:
     Raises:
         CheckError: it is neither, names a key twice, is empty, or mixes digests of two algorithms.
     """
-    value: object = _parsed(baseline) if isinstance(baseline, str) else baseline
+    value: object = parsed(baseline, "the baseline") if isinstance(baseline, str) else baseline
     if isinstance(value, Mapping) and isinstance(value.get("checksums"), Mapping):
         value = value["checksums"]
     if not isinstance(value, Mapping):
@@ -45,10 +45,7 @@ def algorithm_of(baseline: Mapping[str, Any], asked: str | None = None) -> str:
         CheckError: some are of one algorithm and some of another, or they are of another than `asked`. A
             string that is no digest tells nothing.
     """
-    found: dict[str, str] = {}
-    for key, digest in baseline.items():
-        if form := _FORM.fullmatch(digest) if isinstance(digest, str) else None:
-            found.setdefault(form[1] or "sha256", key)
+    found = algorithms_in(baseline)
     if len(found) > 1:
         examples = ", ".join(f"{algorithm} ({key})" for algorithm, key in sorted(found.items()))
         raise CheckError(f"the baseline mixes digests of {examples}; take it by one algorithm")
@@ -60,17 +57,10 @@ def algorithm_of(baseline: Mapping[str, Any], asked: str | None = None) -> str:
     return algorithm
 
 
-def _parsed(text: str) -> object:
-    try:
-        return json.loads(text, object_pairs_hook=_without_repetition)
-    except (ValueError, RecursionError) as error:
-        raise CheckError(f"the baseline is no JSON: {error}") from error
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in names:
-            raise CheckError(f"the baseline names {name!r} twice")
-        names[name] = value
-    return names
+def algorithms_in(digests: Mapping[str, Any]) -> dict[str, str]:
+    """Each algorithm that made some of the digests, with the first key that has one of it."""
+    found: dict[str, str] = {}
+    for key, digest in digests.items():
+        if form := _FORM.fullmatch(digest) if isinstance(digest, str) else None:
+            found.setdefault(form[1] or "sha256", key)
+    return found

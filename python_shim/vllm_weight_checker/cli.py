@@ -1,6 +1,6 @@
-"""The command `weight-checker`: checksum, reset and compare over HTTP.
+"""The command `weight-checker`: checks over HTTP, and what is done with plans without an engine.
 
-Exit status: 0 done or match, 1 mismatch, 2 could not check (bad usage and bad files too).
+Exit status: 0 done or match, 1 mismatch (of a plan: incomplete), 2 could not check (bad usage and bad files too).
 """
 
 from __future__ import annotations
@@ -10,22 +10,29 @@ import contextlib
 import json
 import math
 import os
-import secrets
 import sys
-import threading
-import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ._native import ALGORITHMS, FILLS
-from .baselines import flat
 from .client import WeightChecker
 from .errors import CheckError
+from .files import read_baseline, read_plan, require_place, write_whole
+from .planned import audit, expect
+from .plans import parameters_of, ranks_of
 from .report import Report
-from .tables import checksum_table, compare_table, reset_table
+from .tables import (
+    audit_table,
+    checksum_table,
+    compare_table,
+    expect_table,
+    plan_table,
+    reset_table,
+    verify_table,
+)
+from .waiting import Progress
 
 DONE, MISMATCH, COULD_NOT_CHECK = 0, 1, 2
 
@@ -50,31 +57,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception:
         traceback.print_exc()  # Python's own status for this would be 1, and read as a mismatch.
         return COULD_NOT_CHECK
-    return DONE if report.get("match", True) else MISMATCH
+    return DONE if report.get("match", report.get("complete", True)) else MISMATCH
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="weight-checker",
         description="Proves what model weights a vLLM engine holds, on every rank, over HTTP.",
-        epilog="Exit status: 0 done or match, 1 mismatch, 2 could not check.",
+        epilog="Exit status: 0 done or match, 1 mismatch or an incomplete plan, 2 could not check.",
     )
     parser.add_argument("--version", action=_Version)
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    checksum = _action(actions, "checksum", _checksum, "hash every parameter on every rank")
-    checksum.add_argument(
-        "--algorithm",
-        choices=tuple(ALGORITHMS),
-        default="sha256",
-        help="of the digests (sha256)",
-    )
-    checksum.add_argument("-o", "--output", metavar="FILE", type=Path, help="save {key: digest} as a baseline")
-    reset = _action(actions, "reset", _reset, "overwrite every parameter on every rank; this destroys the served model")
+    checksum = _asking(actions, "checksum", _checksum, "hash every parameter on every rank")
+    _add_algorithm(checksum)
+    _add_output(checksum, "save {key: digest} as a baseline")
+    reset = _asking(actions, "reset", _reset, "overwrite every parameter on every rank; this destroys the served model")
     reset.add_argument("--fill", choices=tuple(FILLS), default="zero", help="with what (zero)")
     reset.add_argument("--seed", type=_seed, default=0, metavar="N", help="of a random fill (0)")
-    compare = _action(actions, "compare", _compare, "compare every parameter on every rank with a saved checksum")
+    compare = _asking(actions, "compare", _compare, "compare every parameter on every rank with a saved checksum")
     compare.add_argument("--baseline", metavar="FILE", type=Path, required=True, help="what checksum has saved")
+    verify = _asking(actions, "verify", _verify, "compare every parameter on every rank with a checkpoint")
+    _add_served_checkpoint(verify)
+    _add_algorithm(verify)
+    plan = _asking(actions, "plan", _plan, "record where every parameter on every rank comes from")
+    _add_served_checkpoint(plan)
+    _add_output(plan, "save the plan")
+    _add_offline(actions)
     return parser
+
+
+def _add_offline(actions: Any) -> None:
+    """The actions that need no server."""
+    expecting = _action(actions, "expect", _expect, "hash what every rank of a plan must hold of a checkpoint")
+    auditing = _action(actions, "audit", _audit, "look for what a plan of all ranks places wrongly")
+    for parser in (expecting, auditing):
+        parser.add_argument("--plan", metavar="FILE", type=Path, required=True, help="what plan has saved")
+    expecting.add_argument("--checkpoint", metavar="PATH", required=True, help="of the weights, on this machine")
+    _add_algorithm(expecting)
+    _add_output(expecting, "save {key: digest} as a baseline")
+
+
+def _add_algorithm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--algorithm", choices=tuple(ALGORITHMS), default="sha256", help="of the digests (sha256)")
+
+
+def _add_output(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=text)
+
+
+def _add_served_checkpoint(parser: argparse.ArgumentParser) -> None:
+    text = "on the server's machine, where it permits; the one that it has loaded if left out"
+    parser.add_argument("--checkpoint", metavar="PATH", help=text)
 
 
 def _action(
@@ -82,10 +115,18 @@ def _action(
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text.capitalize() + ".")
     parser.set_defaults(run=run)
+    parser.add_argument("--json", action="store_true", help="print the full report as JSON")
+    return parser
+
+
+def _asking(
+    actions: Any, name: str, run: Callable[[argparse.Namespace], Outcome], text: str
+) -> argparse.ArgumentParser:
+    """The parser of an action that asks servers."""
+    parser = _action(actions, name, run, text)
     parser.add_argument(
         "--url", action="append", required=True, help="API server, as http://host:8000; again for every other one"
     )
-    parser.add_argument("--json", action="store_true", help="print the full report as JSON")
     parser.add_argument(
         "--timeout", type=_seconds, default=600.0, metavar="SECONDS", help="how long a server may be silent (600)"
     )
@@ -106,29 +147,72 @@ class _Version(argparse.Action):
 
 
 def _checksum(options: argparse.Namespace) -> Outcome:
-    if options.output:
-        _require_place(options.output)
+    _require_output(options)
     checker = _checker(options)
-    with _Progress("checksum"):
+    with Progress("checksum"):
         report = checker.checksum(detail=True, algorithm=options.algorithm)
-    if options.output:
-        _write_whole(options.output, json.dumps(report.checksums, indent=2) + "\n")
-    return report, checksum_table(report, options.output and str(options.output))
+    return report, checksum_table(report, _save(options, report.checksums))
 
 
 def _reset(options: argparse.Namespace) -> Outcome:
     checker = _checker(options)
-    with _Progress("reset"):
+    with Progress("reset"):
         report = checker.reset(options.fill, options.seed)
     return report, reset_table(report, options.fill)
 
 
 def _compare(options: argparse.Namespace) -> Outcome:
-    baseline = _read_baseline(options.baseline)
+    baseline = read_baseline(options.baseline)
     checker = _checker(options)
-    with _Progress("compare"):
+    with Progress("compare"):
         report = checker.compare(baseline)
     return report, compare_table(report, str(options.baseline))
+
+
+def _verify(options: argparse.Namespace) -> Outcome:
+    checker = _checker(options)
+    with Progress("verify"):
+        report = checker.verify(options.checkpoint, algorithm=options.algorithm)
+    return report, verify_table(report)
+
+
+def _plan(options: argparse.Namespace) -> Outcome:
+    _require_output(options)
+    checker = _checker(options)
+    with Progress("plan"):
+        plan = checker.plan(checkpoint=options.checkpoint)
+    parameters = sum(1 for _ in parameters_of(plan))
+    return Report(plan), plan_table(plan, list(map(str, ranks_of(plan))), parameters, _save(options, plan))
+
+
+def _expect(options: argparse.Namespace) -> Outcome:
+    _require_output(options)
+    plan = read_plan(options.plan)
+    with Progress("expect"):
+        digests = expect(plan, options.checkpoint, algorithm=options.algorithm)
+    parameters = sum(1 for _ in parameters_of(plan))
+    report = Report({"checksums": digests, "ranks": list(map(str, ranks_of(plan))), "parameters": parameters})
+    return report, expect_table(report, options.checkpoint, _save(options, digests))
+
+
+def _audit(options: argparse.Namespace) -> Outcome:
+    plan = read_plan(options.plan)
+    with Progress("audit"):
+        report = audit(plan)
+    return report, audit_table(report, str(options.plan))
+
+
+def _require_output(options: argparse.Namespace) -> None:
+    if options.output:
+        require_place(options.output)
+
+
+def _save(options: argparse.Namespace, value: Any) -> str | None:
+    """The file that now holds the value, if one was asked for."""
+    if not options.output:
+        return None
+    write_whole(options.output, json.dumps(value, indent=2) + "\n")
+    return str(options.output)
 
 
 def _checker(options: argparse.Namespace) -> WeightChecker:
@@ -149,36 +233,6 @@ def _complain(text: str) -> int:
     return COULD_NOT_CHECK
 
 
-def _read_baseline(path: Path) -> Mapping[str, str]:
-    try:
-        return flat(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise CheckError(f"{path} is no baseline: it is no text in UTF-8 ({error})") from error
-    except CheckError as error:
-        raise CheckError(f"{path} is no baseline: {error}") from error
-
-
-def _require_place(path: Path) -> None:
-    """Raises before the check is made when its result could not be written to `path`."""
-    if path.exists() and not path.is_file():
-        raise CheckError(f"{path} is no regular file, so no baseline can be saved there")
-    folder = path.resolve().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise CheckError(f"{path} cannot be saved: {folder} is no folder that can be written to")
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Writes a file that at no moment is there in part: beside its place first, then moved."""
-    place = path.resolve()  # a link goes on pointing where it did
-    unfinished = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, place)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-
-
 def _seconds(text: str) -> float:
     with contextlib.suppress(ValueError):
         if 0 < float(text) < math.inf:
@@ -191,32 +245,6 @@ def _seed(text: str) -> int:
         if 0 <= int(text) < 2**64:
             return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 0 to 2**64 - 1")
-
-
-class _Progress:
-    """A line on a terminal's stderr that counts the seconds of the `with` block, and goes away at its end."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._count, daemon=True)
-
-    def __enter__(self) -> None:
-        if sys.stderr.isatty():
-            self._thread.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._ended.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-    def _count(self) -> None:
-        start = time.monotonic()
-        while True:
-            print(f"\r{self._what}: {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True)
-            if self._ended.wait(1):
-                return
 
 
 if __name__ == "__main__":

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import threading
+from collections.abc import Mapping
 from typing import Any, Literal, overload
 
 from .baselines import Baseline, flat
 from .engines import check_client, check_llm
-from .errors import MismatchError
+from .errors import MismatchError, RankError
 from .merging import require_compared
+from .planned import audit, expect, sources_of
 from .report import Report
 from .servers import base_url, check_servers
+from .verification import judge
+
+StrPath = str | os.PathLike[str]
 
 
 class WeightChecker:
-    """Checksum, reset and compare on every rank of an engine.
+    """Checksum, reset, compare, plan and verify on every rank of an engine.
 
     `WeightChecker(llm)` takes a vllm.LLM of this process. `WeightChecker("http://host:8000", ...)` takes the
     URLs of all API servers of one deployment; they need VLLM_SERVER_DEV_MODE=1 and weight_checker in
@@ -89,7 +95,55 @@ class WeightChecker:
             MismatchError: with `raise_on_mismatch`, when the weights differ; it has the `report`.
         """
         keys = flat(baseline)
-        return _judged(self._check("compare", baseline=keys), keys, raise_on_mismatch)
+        return _judged(require_compared(self._check("compare", baseline=keys), keys), raise_on_mismatch)
+
+    def plan(self, sources: Mapping[str, Any] | None = None, checkpoint: StrPath | None = None) -> dict[str, Any]:
+        """Where every element of every rank's parameters comes from, as a plan document.
+
+        It is recorded from the engine's own loader, without weights and without touching the served model.
+
+        Args:
+            sources: the tensors that are loaded, such as a trainer's state dict; names, shapes and dtypes are
+                sent, and no weights. Or a mapping of name to {"dtype", "shape"}.
+            checkpoint: a path on the engine's machine. Default of both: what the engine has loaded.
+
+        Raises:
+            ValueError: both are given.
+        """
+        return dict(self._check("plan", **_plan_arguments(sources, checkpoint)).plan)
+
+    def verify(
+        self,
+        checkpoint: StrPath | None = None,
+        state_dict: Mapping[str, Any] | None = None,
+        algorithm: str = "sha256",
+        raise_on_mismatch: bool = False,
+    ) -> Report:
+        """Compares every parameter on every rank with what its loader makes of a checkpoint.
+
+        Args:
+            checkpoint: a path on the engine's machine; by default the checkpoint that the engine has loaded.
+                Over HTTP another one must lie where the server permits it.
+            state_dict: instead, a trainer's tensors, hashed in this process. Nobody may change them meanwhile.
+
+        Returns:
+            `match` (also the report's truth): nothing is wrong and the plan's `audit` is complete (`audited`).
+            `mismatches` = `differing` + `missing` + `unexpected` + `unwritten`, `not_comparable` {key: reason},
+            `parameters` = `compared` + len(`not_comparable`) + len(`unwritten`) + len(`unexpected`), `compared`
+            = `equal` + len(`differing`), `bytes`, `ranks`, `algorithm`, `checkpoint`, `data_parallel_size`.
+
+        Raises:
+            CheckError: also when nothing could be compared, since that is no match.
+            MismatchError: with `raise_on_mismatch`, when there is no match; it has the `report`.
+            ValueError: both checkpoint and state_dict are given.
+        """
+        if state_dict is None:
+            report = self._check("verify", checkpoint=_text(checkpoint), algorithm=algorithm)
+        else:
+            plans = self._check("plan", **_plan_arguments(state_dict, checkpoint))
+            expected = expect(plans.plan, state_dict, algorithm=algorithm)
+            report = _verified(plans, expected, self._check("checksum", algorithm=algorithm))
+        return _judged(report, raise_on_mismatch)
 
     def _check(self, action: str, **arguments: Any) -> Report:
         if self._urls:
@@ -131,11 +185,49 @@ class AsyncWeightChecker:
         """As `WeightChecker.compare`."""
         keys = await asyncio.to_thread(flat, baseline)
         report = await check_client(self._client, "compare", baseline=keys)
-        return _judged(report, keys, raise_on_mismatch)
+        return _judged(require_compared(report, keys), raise_on_mismatch)
+
+    async def plan(self, sources: Mapping[str, Any] | None = None, checkpoint: StrPath | None = None) -> dict[str, Any]:
+        """As `WeightChecker.plan`."""
+        return dict((await check_client(self._client, "plan", **_plan_arguments(sources, checkpoint))).plan)
+
+    async def verify(
+        self,
+        checkpoint: StrPath | None = None,
+        state_dict: Mapping[str, Any] | None = None,
+        algorithm: str = "sha256",
+        raise_on_mismatch: bool = False,
+    ) -> Report:
+        """As `WeightChecker.verify`."""
+        if state_dict is None:
+            report = await check_client(self._client, "verify", checkpoint=_text(checkpoint), algorithm=algorithm)
+        else:
+            plans = await check_client(self._client, "plan", **_plan_arguments(state_dict, checkpoint))
+            expected = await asyncio.to_thread(expect, plans.plan, state_dict, algorithm=algorithm)
+            live = await check_client(self._client, "checksum", algorithm=algorithm)
+            report = await asyncio.to_thread(_verified, plans, expected, live)
+        return _judged(report, raise_on_mismatch)
 
 
-def _judged(report: Report, baseline: dict[str, str], raise_on_mismatch: bool) -> Report:
-    require_compared(report, baseline)
+def _plan_arguments(sources: Mapping[str, Any] | None, checkpoint: StrPath | None) -> dict[str, Any]:
+    if sources is not None and checkpoint is not None:
+        raise ValueError("pass either a checkpoint or the tensors that are loaded, not both")
+    return {"sources": None if sources is None else sources_of(sources), "checkpoint": _text(checkpoint)}
+
+
+def _text(checkpoint: StrPath | None) -> str | None:
+    return None if checkpoint is None else os.fspath(checkpoint)
+
+
+def _verified(plans: Report, expected: dict[str, str], live: Report) -> Report:
+    """The report of a verification that was made in three steps."""
+    if plans.ranks != live.ranks:
+        raise RankError(f"the plan is of {plans.ranks} and the digests are of {live.ranks}: ask again")
+    found = {**live, "plan": plans.plan, "expected": expected, "checkpoint": None}
+    return judge(found, audit(plans.plan))
+
+
+def _judged(report: Report, raise_on_mismatch: bool) -> Report:
     if raise_on_mismatch and not report.match:
         raise MismatchError(report)
     return report

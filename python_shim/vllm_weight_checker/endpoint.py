@@ -2,7 +2,8 @@
 
 The requests, answers and refusals are those of vLLM's own endpoint (0.32 and later), which this one
 replaces; versions before have it from here. It adds the request's fields `detail`, `algorithm`, `fill`
-and `seed`, and answers only when every rank has answered exactly once. Since a reset destroys the served
+and `seed` and the actions `plan` and `verify` with `checkpoint` and `sources`, and answers only when every
+rank has answered exactly once. Since a reset destroys the served
 model, the endpoint exists only with VLLM_SERVER_DEV_MODE=1, like vLLM's.
 """
 
@@ -15,11 +16,13 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Body, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, WrapValidator
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12, and brings it
 
 from . import loop_json
 from ._native import ALGORITHMS, FILLS
 from .baselines import algorithm_of
+from .checkpoint_roots import CheckpointRefused, permitted
 from .engines import check_client
 from .errors import CheckError
 from .notices import log
@@ -68,6 +71,22 @@ class _Route(APIRoute):
         return handle_request
 
 
+OWN_ACTIONS = ("plan", "verify")
+
+
+def _own_or(action: Any, vllms: Callable[[Any], str]) -> str:
+    """An action of ours passes; of another vLLM's own words say that it is none."""
+    return action if action in OWN_ACTIONS else vllms(action)
+
+
+Action = Annotated[Literal["checksum", "reset", "compare"], WrapValidator(_own_or)]
+
+
+class _Tensor(TypedDict):
+    dtype: str
+    shape: list[Annotated[int, Field(ge=0, lt=2**63)]]
+
+
 class _OwnFields(BaseModel):
     """The fields of a request that vLLM's endpoint does not have."""
 
@@ -75,6 +94,8 @@ class _OwnFields(BaseModel):
     algorithm: Literal[tuple(ALGORITHMS)] | None = None  # type: ignore[valid-type]
     fill: Literal[tuple(FILLS)] = "zero"  # type: ignore[valid-type]
     seed: int = Field(0, ge=0, lt=2**64)
+    checkpoint: str | None = None
+    sources: dict[str, _Tensor] | None = None
 
     @classmethod
     def of(cls, body: dict[str, Any]) -> _OwnFields:
@@ -91,27 +112,20 @@ class _OwnFields(BaseModel):
 
 async def weight_checker(
     raw_request: Request,
-    action: Annotated[Literal["checksum", "reset", "compare"], Body(embed=True)],
+    action: Annotated[Action, Body(embed=True)],
     baseline: Annotated[dict[str, str] | None, Body(embed=True)] = None,
 ) -> Response:
-    """Checksum, reset, or compare model weights against a baseline.
+    """Checksum, reset, or compare model weights against a baseline; plan or verify them.
 
-    Also takes `detail` (the full report), `algorithm` (for checksum; for compare it is
-    that of the baseline, and another one is an error), `fill` and `seed` (for reset).
+    Also takes `detail` (the full report), `algorithm` (for checksum and verify; for compare
+    it is that of the baseline, and another one is an error), `fill` and `seed` (for reset),
+    `checkpoint` (a path on this machine, for plan and verify) and `sources` (for plan).
     """
     own = _OwnFields.of(await raw_request.json())
     client = getattr(raw_request.app.state, "engine_client", None)
     if client is None:
         raise HTTPException(status_code=501, detail="this server has no engine, so there are no weights to check")
-    arguments: dict[str, Any]
-    if action == "checksum":
-        arguments = {"algorithm": own.algorithm or "sha256"}
-    elif action == "reset":
-        arguments = {"fill": own.fill, "seed": own.seed}
-    elif baseline is None:
-        raise HTTPException(status_code=400, detail="action='compare' requires a 'baseline' object")
-    else:
-        arguments = {"baseline": baseline, "algorithm": await _algorithm(baseline, own.algorithm)}
+    arguments = await _arguments(action, baseline, own, client)
     try:
         report = await check_client(client, action, **arguments)
     except CheckError as error:
@@ -120,6 +134,30 @@ async def weight_checker(
     # A report is no dict, and json writes dicts.
     answer = dict(report) if own.detail else _as_vllm(report)
     return Response(await loop_json.write(answer), media_type="application/json")
+
+
+async def _arguments(action: str, baseline: dict[str, str] | None, own: _OwnFields, client: Any) -> dict[str, Any]:
+    """What the check takes, or the refusal of a request that asks for what cannot or must not be."""
+    if action == "checksum":
+        return {"algorithm": own.algorithm or "sha256"}
+    if action == "reset":
+        return {"fill": own.fill, "seed": own.seed}
+    if action in OWN_ACTIONS:
+        more = {"algorithm": own.algorithm or "sha256"} if action == "verify" else {"sources": own.sources}
+        if more.get("sources") is not None and own.checkpoint is not None:
+            raise HTTPException(status_code=400, detail="action='plan' takes a 'checkpoint' or 'sources', not both")
+        return {"checkpoint": await _checkpoint(own.checkpoint, client), **more}
+    if baseline is None:
+        raise HTTPException(status_code=400, detail="action='compare' requires a 'baseline' object")
+    return {"baseline": baseline, "algorithm": await _algorithm(baseline, own.algorithm)}
+
+
+async def _checkpoint(asked: str | None, client: Any) -> str | None:
+    served = getattr(getattr(client.vllm_config, "model_config", None), "model", None)
+    try:
+        return await asyncio.to_thread(permitted, asked, served)
+    except CheckpointRefused as error:
+        raise HTTPException(status_code=403, detail=str(error)) from error
 
 
 async def _algorithm(baseline: dict[str, str], asked: str | None) -> str:
@@ -137,5 +175,5 @@ def _router() -> APIRouter:
 
 
 def _as_vllm(report: Report) -> dict[str, Any]:
-    """The part of a report that vLLM's own endpoint answers."""
-    return {name: report[name] for name in ("checksums", "status", "match", "mismatches") if name in report}
+    """The part of a report that vLLM's own endpoint answers, and its like for our own actions."""
+    return {name: report[name] for name in ("checksums", "status", "match", "mismatches", "plan") if name in report}

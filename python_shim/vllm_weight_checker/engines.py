@@ -16,8 +16,10 @@ from importlib import import_module
 from typing import Any
 
 from .errors import CheckError, RankError
+from .planned import audit
 from .replies import Layout, merge, new_nonce
 from .report import Report
+from .verification import judge
 
 _WORKER_BASE = "vllm.v1.worker.worker_base"
 
@@ -27,8 +29,8 @@ def check_llm(llm: Any, action: str, baseline: Mapping[str, str] | None = None, 
 
     Args:
         llm: has `collective_rpc` and `llm_engine.vllm_config`.
-        action: "checksum", "reset" or "compare"; a compare needs the `baseline`.
-        arguments: the other arguments of the worker method.
+        action: "checksum", "reset", "compare", "plan" or "verify"; a compare needs the `baseline`.
+        arguments: the other arguments of the worker method; those that are None are left out.
 
     Raises:
         CheckError: the check could not be made (`RankError`: not every rank answered as it must). What
@@ -39,7 +41,7 @@ def check_llm(llm: Any, action: str, baseline: Mapping[str, str] | None = None, 
     dp = int(getattr(config, "data_parallel_index", 0))
     method, nonce, keywords = _call(action, baseline, arguments)
     replies = llm.collective_rpc(method, kwargs=keywords)
-    return merge(action, nonce, {dp: replies}, _layout(config, (dp,)), baseline)
+    return _report(action, nonce, {dp: replies}, _layout(config, (dp,)), baseline)
 
 
 async def check_client(client: Any, action: str, baseline: Mapping[str, str] | None = None, **arguments: Any) -> Report:
@@ -56,7 +58,7 @@ async def check_client(client: Any, action: str, baseline: Mapping[str, str] | N
     if len(per_engine) > len(engines):
         raise RankError(f"{len(per_engine)} data-parallel engines answered where {len(engines)} were expected")
     answers = dict(zip(engines, per_engine, strict=False))
-    return await asyncio.to_thread(merge, action, nonce, answers, _layout(config, engines), baseline)
+    return await asyncio.to_thread(_report, action, nonce, answers, _layout(config, engines), baseline)
 
 
 def _call(
@@ -64,11 +66,24 @@ def _call(
 ) -> tuple[str, str, dict[str, Any]]:
     """The worker method, a nonce, and the method's arguments."""
     nonce = new_nonce()
-    keywords = {"nonce": nonce, **arguments}
-    if baseline is not None:
-        # One string costs vLLM's serialisation nothing. The iterating encoder lets other threads run.
-        keywords["baseline"] = "".join(json.JSONEncoder().iterencode(baseline))
-    return f"weight_checker_{action}", nonce, keywords
+    keywords = {"nonce": nonce, "baseline": baseline, **arguments}
+    for name, value in keywords.items():
+        if isinstance(value, Mapping):
+            # One string costs vLLM's serialisation nothing. The iterating encoder lets other threads run.
+            keywords[name] = "".join(json.JSONEncoder().iterencode(value))
+    return f"weight_checker_{action}", nonce, {name: value for name, value in keywords.items() if value is not None}
+
+
+def _report(
+    action: str,
+    nonce: str,
+    answers: Mapping[int, Sequence[object]],
+    layout: Layout,
+    baseline: Mapping[str, str] | None,
+) -> Report:
+    """What the answers of all ranks come to."""
+    report = merge(action, nonce, answers, layout, baseline)
+    return judge(report, audit(report.plan)) if action == "verify" else report
 
 
 async def _ask_engines(client: Any, method: str, keywords: dict[str, Any]) -> Sequence[Any]:

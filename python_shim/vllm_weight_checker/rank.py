@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 _NUMBER = "(0|[1-9][0-9]*)"
 _KEY = re.compile(f"dp{_NUMBER}:pp{_NUMBER}:pcp{_NUMBER}:tp{_NUMBER}:")
@@ -25,6 +27,14 @@ class Rank:
 
     def __str__(self) -> str:
         return f"dp{self.dp}:pp{self.pp}:pcp{self.pcp}:tp{self.tp}"
+
+    @classmethod
+    def of_indices(cls, indices: object) -> Rank | None:
+        """The rank of {"dp", "pp", "pcp", "tp"}, or None when that is not what `indices` is; more names are ignored."""
+        if not isinstance(indices, Mapping):
+            return None
+        found: list[Any] = [indices.get(axis.name) for axis in fields(cls)]
+        return cls(*found) if all(type(index) is int and index >= 0 for index in found) else None
 
     @classmethod
     def of_key(cls, key: str) -> Rank | None:

@@ -68,7 +68,7 @@ def merge(
     """The report of one call over all ranks.
 
     Args:
-        action: "checksum", "reset" or "compare".
+        action: "checksum", "reset", "compare", "plan", or "verify": of that what `verification.judge` takes.
         nonce: what the call sent.
         answers: the replies of each data-parallel engine, by its index, in the order of its workers.
         layout: who must have answered.
@@ -122,11 +122,8 @@ def _ours(action: str, nonce: str, place: str, reply: object) -> dict[str, Any]:
 
 def _rank_of(fields: Mapping[str, Any]) -> Rank | None:
     rank = fields.get("rank")
-    if not isinstance(rank, dict) or set(rank) != {"dp", "pp", "pcp", "tp"}:
-        return None
-    if not all(type(index) is int and index >= 0 for index in rank.values()):
-        return None
-    return Rank(**rank)
+    # Strict where a plan is not: a reply that names another axis comes from another version.
+    return Rank.of_indices(rank) if isinstance(rank, dict) and len(rank) == 4 else None
 
 
 def _result(rank: Rank, fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -18,8 +18,10 @@ from urllib.parse import urlsplit
 
 from .errors import CheckError, RankError
 from .merging import Part, combine
+from .planned import audit
 from .rank import Rank
 from .report import Report
+from .verification import combine_verified
 
 PATH = "/weight_checker"
 REMEDY = "start it with weight_checker appended to VLLM_PLUGINS and with VLLM_SERVER_DEV_MODE=1"
@@ -51,17 +53,31 @@ def check_servers(
 
     Args:
         urls: what `base_url` gave for every API server.
-        action: "checksum", "reset" or "compare"; a compare needs the `baseline`.
+        action: "checksum", "reset", "compare", "plan" or "verify"; a compare needs the `baseline`. Of several
+            servers a verify also takes the plans, since none of them can audit more than its own ranks.
         timeout: seconds that a server may be silent.
-        arguments: other fields of the request.
+        arguments: other fields of the request; those that are None are left out.
 
     Raises:
         CheckError: a server did not answer, refused, or has no such endpoint; `RankError`: the answers do
             not cover every rank exactly once. The message names the server.
     """
-    fields = {"action": action, "detail": True, **arguments}
-    if baseline is not None:
-        fields["baseline"] = baseline
+    fields = {"action": action, "detail": True, "baseline": baseline, **arguments}
+    parts = _parts(urls, action, {name: value for name, value in fields.items() if value is not None}, timeout)
+    data_parallel_size = _require_whole_deployment(parts)
+    if action != "verify":
+        return combine(action, parts, data_parallel_size, baseline)
+    if len(parts) == 1:
+        return combine_verified(parts, data_parallel_size)
+    plans = check_servers(urls, "plan", timeout, checkpoint=arguments.get("checkpoint"))
+    report = combine_verified(parts, data_parallel_size, audit(plans.plan))
+    if plans.ranks != report.ranks:
+        raise RankError(f"the servers have verified {report.ranks} and planned {plans.ranks}: ask again")
+    return report
+
+
+def _parts(urls: Sequence[str], action: str, fields: Mapping[str, Any], timeout: float) -> list[Part]:
+    """What each server answers; `CheckError` with the words of all that failed."""
     body = json.dumps(fields).encode()
     answers: list[dict[str, Any]] = []
     failures: dict[str, str] = {}
@@ -76,8 +92,7 @@ def check_servers(
         done = ", ".join(url for url in urls if url not in failures)
         but = f" (but the weights behind {done} have been reset)" if action == "reset" and done else ""
         raise CheckError("; ".join(failures.values()) + but)
-    parts = list(map(_part, urls, answers))
-    return combine(action, parts, _require_whole_deployment(parts), baseline)
+    return list(map(_part, urls, answers))
 
 
 def _ask_all(urls: Sequence[str], action: str, body: bytes, timeout: float) -> list[dict[str, Any] | BaseException]:

@@ -15,11 +15,12 @@ from dataclasses import asdict
 from types import MethodType
 from typing import Any
 
-from . import verbs
+from . import planned, verbs
 from .baselines import algorithm_of
 from .errors import CheckError
 from .model import Weights, rank_of, weights_of
 from .notices import log, warn_once
+from .plans import parameters_of, text_of
 from .rank import Rank
 from .replies import PROTOCOL
 
@@ -67,7 +68,7 @@ def compare(worker: Any, rank: Rank, nonce: Any = None, baseline: Any = None, al
     hidden weight that equals the baseline is skipped, since it says nothing. No key in common is no error
     here: whether anything was compared is the caller's to say, who sees all ranks.
     """
-    baseline = _read_baseline(baseline)
+    baseline = _mapping(baseline, "baseline")
     # Of all ranks' digests: this rank's part may be empty, or tell less.
     algorithm = algorithm_of(baseline, algorithm)
     own = {key: digest for key, digest in baseline.items() if key.startswith(rank.prefix)}
@@ -88,6 +89,40 @@ def compare(worker: Any, rank: Rank, nonce: Any = None, baseline: Any = None, al
             result["parameters"], ", ".join(result["mismatches"][:5]),
         )  # fmt: skip
     return result
+
+
+def plan(worker: Any, rank: Rank, nonce: Any = None, checkpoint: Any = None, sources: Any = None) -> Result:
+    """{"plan": JSON text}: where this rank's parameters come from, recorded from its loader without any weights.
+
+    Args:
+        checkpoint: path of the checkpoint that is loaded; default: the one that the engine has loaded.
+        sources: the tensors that are loaded instead, as {name: {"dtype", "shape"}} or the JSON text of that.
+    """
+    from .recorder import record, served_checkpoint
+
+    if sources is not None and checkpoint is not None:
+        raise CheckError("checkpoint and sources are both given; pass the one that the weights are from")
+    if sources is not None:
+        sources = planned.sources_of(_mapping(sources, "sources"))
+    document = record(worker, rank, checkpoint=None if checkpoint is None else str(checkpoint), sources=sources)
+    if sources is None and checkpoint is None:
+        checkpoint = served_checkpoint(worker)
+    return {
+        "plan": text_of(document),
+        "parameters": sum(1 for _ in parameters_of(document)),
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+    }
+
+
+def verify(worker: Any, rank: Rank, nonce: Any = None, checkpoint: Any = None, algorithm: str = "sha256") -> Result:
+    """What this rank holds and what it must hold: the checksum, a plan, and what that makes of the checkpoint.
+
+    The verdict is the caller's, who sees all ranks.
+    """
+    found = checksum(worker, rank, algorithm=algorithm)
+    recorded = plan(worker, rank, checkpoint=checkpoint)
+    expected = planned.expect(recorded["plan"], recorded["checkpoint"], algorithm=algorithm)
+    return {**found, "plan": recorded["plan"], "expected": expected, "checkpoint": recorded["checkpoint"]}
 
 
 def last_report(worker: Any, rank: Rank, nonce: Any = None) -> Result:
@@ -114,19 +149,22 @@ def _compare_keys(
     return dict(report)
 
 
-def _read_baseline(baseline: Any) -> Mapping[str, Any]:
-    """The baseline as a mapping; JSON text is how it comes over /collective_rpc."""
-    if isinstance(baseline, str):
+_EXPECTED = {
+    "baseline": "the checksums of an earlier check, as a mapping of key to digest",
+    "sources": 'what the tensors are, as a mapping of name to {"dtype", "shape"}',
+}
+
+
+def _mapping(argument: Any, name: str) -> Mapping[str, Any]:
+    """The argument as a mapping; JSON text is how it comes over /collective_rpc."""
+    if isinstance(argument, str):
         try:
-            baseline = json.loads(baseline)
+            argument = json.loads(argument)
         except ValueError as error:
-            raise CheckError(f"the baseline is no JSON text: {error}") from error
-    if not isinstance(baseline, Mapping) or not all(isinstance(key, str) for key in baseline):
-        raise CheckError(
-            f"the baseline is a {type(baseline).__name__}; pass the checksums of an earlier check, "
-            "as a mapping of key to digest or as its JSON text"
-        )
-    return baseline
+            raise CheckError(f"the {name} is no JSON text: {error}") from error
+    if not isinstance(argument, Mapping) or not all(isinstance(key, str) for key in argument):
+        raise CheckError(f"{name} is of type {type(argument).__name__}; pass {_EXPECTED[name]} or as its JSON text")
+    return argument
 
 
 def _hidden_keys(weights: Weights, rank: Rank) -> list[str]:
@@ -198,9 +236,8 @@ def _method(act: Callable[..., Result]) -> Callable[..., Reply]:
     return method
 
 
-METHODS: dict[str, Callable[..., Reply]] = {
-    method.__name__: method for method in map(_method, (checksum, reset, compare, last_report))
-}
+_ACTIONS: tuple[Callable[..., Result], ...] = (checksum, reset, compare, plan, verify, last_report)
+METHODS: dict[str, Callable[..., Reply]] = {method.__name__: method for method in map(_method, _ACTIONS)}
 """The methods of a worker, by their names for `collective_rpc`; each takes a worker as `self`."""
 
 
