@@ -11,7 +11,7 @@ INVALID = [
     None,
     "text",
     {"action": None},
-    {"action": "verify"},
+    {"action": "check"},
     {"action": 1},
     {"action": ["checksum"]},
     {"action": "compare"},

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from simulated_engines import Worker
+from simulated_engines import SERVED, Worker
 
 Answer = tuple[int, bytes]
 Request = dict[str, Any]
@@ -74,6 +74,8 @@ def answering(status: int, body: object) -> PlayedServer:
 def report(ranks: list[Worker], data_parallel_size: int, action: str, detail: bool, **arguments: Any) -> dict[str, Any]:
     """The detailed answer of a server with these ranks, put together without the package's code."""
     assert detail is True
+    if action in ("plan", "verify"):
+        return {**_planned(ranks, action, **arguments), "data_parallel_size": data_parallel_size}
     results = [worker.answer(f"weight_checker_{action}", **arguments)["result"] for worker in ranks]
     merged: dict[str, Any] = {
         "ranks": [worker.prefix[:-1] for worker in ranks],
@@ -101,3 +103,32 @@ def report(ranks: list[Worker], data_parallel_size: int, action: str, detail: bo
         merged["mismatches"] = sorted(merged["differing"] + merged["missing"] + merged["unexpected"])
         merged["match"] = not merged["mismatches"]
     return merged
+
+
+def _planned(
+    ranks: list[Worker], action: str, checkpoint: str | None = None, sources: Any = None, algorithm: str = "sha256"
+) -> dict[str, Any]:
+    """The answer to a plan, or to a verify of plans in which nothing is missing and no parameter is out of the way."""
+    documents = [worker.document(sources) for worker in ranks]
+    keys = [worker.prefix + name for worker in ranks for name in worker.document()["ranks"][0]["parameters"]]
+    same = {"ranks": [worker.prefix[:-1] for worker in ranks], "checkpoint": None if sources else checkpoint or SERVED}
+    if action == "plan":
+        plan = {**documents[0], "ranks": [document["ranks"][0] for document in documents]}
+        return {"plan": plan, "parameters": len(keys), **same}
+    held = {worker.prefix + name: data for worker in ranks for name, data in worker.weights.items()}
+    hidden = {worker.prefix + name: "hidden" for worker in ranks for name in worker.hidden}
+    differing = sorted(key for key, data in held.items() if data != ranks[0].checkpoint[key])
+    unplaced = [{"source": name, "explained": None} for name in ranks[0].checkpoint if name not in keys]
+    findings = {"partly_placed": [], "unwritten": [], "overlapping": [], "past_the_end": [], "replicas": []}
+    return {
+        "match": not differing and not unplaced,
+        "mismatches": differing,
+        "differing": differing,
+        **{name: [] for name in ("missing", "unexpected", "unwritten")},
+        "not_comparable": hidden,
+        "audited": not unplaced,
+        "audit": {"complete": not unplaced, "unplaced": unplaced, **findings},
+        **{"parameters": len(held) + len(hidden), "compared": len(held), "equal": len(held) - len(differing)},
+        **{"bytes": sum(map(len, held.values())), "algorithm": algorithm},
+        **same,
+    }

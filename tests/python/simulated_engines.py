@@ -14,6 +14,8 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
+SERVED = "/models/served"
+
 Indices = tuple[int, int, int, int]
 
 
@@ -25,6 +27,7 @@ class Worker:
         self.prefix = "".join(f"{axis}{index}:" for axis, index in self.rank.items())
         self.weights = weights
         self.hidden = hidden
+        self.checkpoint: dict[str, bytes] = {}
         self.failure: str | None = None
 
     def answer(self, method: str, nonce: str | None = None, **arguments: Any) -> dict[str, Any]:
@@ -77,6 +80,36 @@ class Worker:
             "bytes": self._bytes(),
         }
 
+    def _plan(self, checkpoint: str | None = None, sources: Any = None) -> dict[str, Any]:
+        parsed = json.loads(sources) if isinstance(sources, str) else sources
+        document = self.document(parsed)
+        parameters = len(document["ranks"][0]["parameters"])
+        path = None if sources else checkpoint or SERVED
+        return {"plan": json.dumps(document), "parameters": parameters, "checkpoint": path}
+
+    def _verify(self, checkpoint: str | None = None, algorithm: str = "sha256") -> dict[str, Any]:
+        data = self.checkpoint.items()
+        expected = {key: hashlib.sha256(value).hexdigest() for key, value in data if key.startswith(self.prefix)}
+        plan = self._plan(checkpoint)
+        return {**self._checksum(), "plan": plan["plan"], "expected": expected, "checkpoint": plan["checkpoint"]}
+
+    def document(self, sources: Any = None) -> dict[str, Any]:
+        """The plan of this rank: every parameter is the whole of the checkpoint tensor that is called as its key."""
+        own = {key.removeprefix(self.prefix): len(data) for key, data in self.checkpoint.items()}
+        parameters = {
+            name: {"dtype": "uint8", "shape": [size], "pieces": [_whole(self.prefix + name, size)]}
+            for name, size in own.items()
+            if self.prefix + name in self.checkpoint
+        }
+        every = {name: {"dtype": "uint8", "shape": [len(data)]} for name, data in self.checkpoint.items()}
+        return {
+            "format": "weight-checker-plan",
+            "version": 1,
+            "engine": {"name": "simulated", "version": "1"},
+            "sources": every if sources is None else sources,
+            "ranks": [{"rank": self.rank, "parameters": parameters}],
+        }
+
     def _bytes(self) -> int:
         return sum(map(len, self.weights.values()))
 
@@ -89,6 +122,17 @@ def workers(dp: int = 0, pp: int = 1, pcp: int = 1, tp: int = 1, seed: int = 0) 
         weights = {f"layers.{i}.weight": source.randbytes(source.randrange(1, 40)) for i in range(3)}
         made.append(Worker(indices, weights, hidden=("packed.weight",)))
     return made
+
+
+def loaded(ranks: list[Worker]) -> dict[str, bytes]:
+    """The checkpoint that all these ranks have loaded: what they hold now, each parameter under its key."""
+    checkpoint: dict[str, bytes] = {}
+    for worker in ranks:
+        checkpoint.update({worker.prefix + name: data for name, data in worker.weights.items()})
+        checkpoint.update({worker.prefix + name: b"packed" for name in worker.hidden})
+    for worker in ranks:
+        worker.checkpoint = checkpoint
+    return checkpoint
 
 
 def replies(ranks: list[Worker], action: str, nonce: str, **arguments: Any) -> list[dict[str, Any]]:
@@ -173,6 +217,11 @@ class SimulatedClient:
         return await self._one(
             "collective_rpc", method, timeout, args, kwargs or {}, engine=first.to_bytes(2, "little")
         )
+
+
+def _whole(source: str, size: int) -> dict[str, Any]:
+    place = {"shape": [size], "offset": 0, "strides": [1]}
+    return {"source": source, "source_offset": 0, "source_strides": [1], **place}
 
 
 def _filled(fill: str, seed: int, name: str, size: int) -> bytes:
