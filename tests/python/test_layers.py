@@ -14,10 +14,11 @@ PACKAGE = Path(__file__).resolve().parents[2] / "python_shim" / "vllm_weight_che
 LAYERS = {
     4: "cli endpoint plugin",
     3: "client worker accelerate cpu_weights cpu_experts",
-    2: "engines replies servers merging model",
-    1: "verbs",
+    2: "engines replies servers verification merging planned pickled model "
+    "recorder twin finishing offered unused recording movements",
+    1: "verbs provenance",
     0: "_native _dlpack _exchange _pybuffer tensors torch_tensors arrays buffers dtypes rank report errors "
-    "baselines notices tables loop_json",
+    "baselines plans regions strict_json checkpoint_roots files notices tables waiting loop_json",
 }
 LAYER = {module: layer for layer, modules in LAYERS.items() for module in modules.split()}
 FILES = sorted(PACKAGE.glob("*.py"))

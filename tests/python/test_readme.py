@@ -12,12 +12,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy
 import pytest
 from tiny_models import tiny_llama
 from vllm_engines import run
 from vllm_servers import post, serve
 
 import vllm_weight_checker
+from vllm_weight_checker import audit, expect
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -41,13 +43,19 @@ def commands() -> list[str]:
     return [" ".join(line.split("  #")[0].split()) for line in lines]
 
 
+def server_commands() -> list[str]:
+    """The commands about a running server and its plan, with the reset at the end: it leaves no weights to verify."""
+    found = [line for line in commands() if URL in line or "plan.json" in line]
+    return sorted(found, key=lambda line: " reset " in line)
+
+
 def python_block(word: str) -> str:
     (block,) = [block for block in blocks("python") if word in block]
     return block
 
 
 def test_every_command_has_a_test() -> None:
-    run_by_the_server_test = [line for line in commands() if URL in line or "api_server" in line]
+    run_by_the_server_test = [*server_commands(), *[line for line in commands() if "api_server" in line]]
     run_by_others = [*ELSEWHERE, "bash tests/demo.sh", BENCH, BACKEND_BENCH]
     assert sorted(commands()) == sorted([*run_by_the_server_test, *run_by_others])
     for command, file in ELSEWHERE.items():
@@ -105,6 +113,30 @@ def test_llm() -> None:
     assert [reply["result"]["of"] for reply in outcome["replies"]] == ["compare", "compare"]
 
 
+def example_with_a_trainer(source: str, options: str) -> dict[str, object]:
+    """A case for `vllm_engines`: an LLM's weights against those of a model of transformers."""
+    names: dict[str, object] = {}
+    exec(source.replace('"MODEL"', f'"{tiny_llama()}"').replace("tensor_parallel_size=2", options), names)
+    return {name: names[name] for name in ("verified", "expected", "baseline")}
+
+
+def test_a_trainers_state_dict() -> None:
+    source = python_block("LLM(") + python_block("AutoModelForCausalLM") + python_block("audit")
+    options = "tensor_parallel_size=2, enforce_eager=True, max_model_len=64, gpu_memory_utilization=0.3"
+    outcome = run(example_with_a_trainer, source=source, options=options)
+    assert outcome["verified"]["match"] and outcome["verified"]["not_comparable"] == {}
+    assert outcome["expected"] == outcome["baseline"]
+
+
+def test_the_plan_document() -> None:
+    (block,) = blocks("json")
+    assert audit(block).complete
+    embed = numpy.arange(24, dtype=numpy.float32).reshape(6, 4)
+    found = expect(block, {"embed": embed, "rotary": numpy.ones(2, numpy.float32)})
+    padded = numpy.concatenate([embed, numpy.zeros((2, 4), numpy.float32)])
+    assert found == {"dp0:pp0:pcp0:tp0:embed.weight": hashlib.sha256(padded.tobytes()).hexdigest()}
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The README's server with a tiny model; its URL."""
@@ -117,23 +149,28 @@ def server() -> Iterator[str]:
 
 def test_server(server: str, tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    outputs = {}
-    for command in [line for line in commands() if URL in line]:
-        shell = ["bash", "-c", command.replace(URL, server)]
+    outputs: dict[str, list[str]] = {}
+    for command in server_commands():
+        shell = ["bash", "-c", command.replace(URL, server).replace("MODEL", shlex.quote(str(tiny_llama())))]
         done = subprocess.run(shell, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-        outputs[command.split()[1] if command.startswith("weight-checker") else "curl"] = done.stdout
-    assert outputs["checksum"].startswith("CHECKSUM") and outputs["compare"].startswith("MATCH")
-    assert outputs["reset"].startswith("RESET")
+        outputs.setdefault(command.split()[1] if command.startswith("weight-checker") else "curl", []).append(
+            done.stdout
+        )
+    begins = {"checksum": "CHECKSUM", "verify": "MATCH", "plan": "PLAN", "audit": "COMPLETE", "expect": "EXPECT"}
+    begins |= {"compare": "MATCH", "reset": "RESET", "curl": "{"}
+    assert outputs.keys() == begins.keys() and len(outputs["compare"]) == 2
+    assert all(text.startswith(begins[action]) for action, texts in outputs.items() for text in texts)
     baseline = json.loads((tmp_path / "baseline.json").read_text(encoding="utf-8"))
-    answer = json.loads(outputs["curl"])
+    assert json.loads((tmp_path / "expected.json").read_text(encoding="utf-8")) == baseline
+    answer = json.loads(outputs["curl"][0])
     assert answer["checksums"].keys() == baseline.keys() and answer["ranks"] == ["dp0:pp0:pcp0:tp0", "dp0:pp0:pcp0:tp1"]
 
 
 def test_the_table_of_requests(server: str) -> None:
     """The requests of the table, with the keys of their answers."""
     rows = re.findall(r"^\| `(\{.*?\})`.* \| `(\{.*?\})` \|$", README, re.MULTILINE)
-    assert len(rows) == 3
+    assert len(rows) == 5
     baseline: dict[str, str] = {}
     for request, answer in rows:
         body = json.loads(request.replace("{key: digest}", json.dumps(baseline)))

@@ -188,6 +188,18 @@ def test_every_replica_is_checked(data_parallel: str) -> None:
     assert checker.compare(both).mismatches == ["dp1:pp0:pcp0:tp0:model.norm.weight"]
 
 
+def test_every_replica_is_verified(data_parallel: str) -> None:
+    name = "model.norm.weight"
+    rpc(data_parallel, "reload_weights")
+    checker = WeightChecker(data_parallel)
+    report = checker.verify(raise_on_mismatch=True)
+    assert report.ranks == ["dp0:pp0:pcp0:tp0", "dp1:pp0:pcp0:tp0"] and report.data_parallel_size == 2
+    assert report.parameters == report.equal == 2 * 15 and report.not_comparable == {}
+    assert report.audit["replicas"] == [{"ranks": report.ranks, "parameters": 15}]
+    rpc(data_parallel, "flip_one_element", "0", name, "1")
+    assert checker.verify().mismatches == [f"dp1:pp0:pcp0:tp0:{name}"]
+
+
 def test_replies_out_of_step_are_never_taken_for_digests(tensor_parallel: str) -> None:
     """Last, since nothing brings this server's replies back into step."""
     checker = WeightChecker(tensor_parallel)

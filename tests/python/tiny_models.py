@@ -1,19 +1,26 @@
-"""Tiny checkpoints with random weights and a tokenizer, made on this machine: no download, 2 to 5 MB each.
+"""Tiny checkpoints with random weights, made on this machine: no download, 1 to 5 MB each.
 
-`tiny_llama()` and `tiny_mixtral()` return a folder that transformers and vLLM load; it lies under target/ and
-is made once. From a shell: `python tiny_models.py llama` prints the folder.
+`tiny_llama()` and `tiny_mixtral()` return a folder that transformers and vLLM load, with a tokenizer; it lies
+under target/ and is made once. From a shell: `python tiny_models.py llama` prints the folder. `kind(name)` does
+the same for every entry of `model_kinds`, without a tokenizer.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any, Literal
+
+from model_kinds import KINDS
 
 HOME = Path(__file__).resolve().parents[2] / "target" / "tiny-models"
 VOCABULARY = 512
@@ -44,11 +51,88 @@ def tiny_mixtral() -> Path:
     return _folder("mixtral")
 
 
+def kind(
+    name: str,
+    *,
+    stored: str = "bfloat16",
+    sharded: bool = False,
+    pickled: bool = False,
+    head: Literal["same", "other"] | None = None,
+) -> Path:
+    """The folder of a kind of model, whose weights are all random and whose configuration says bfloat16.
+
+    Made in this process, which must not be one that engines fork from: torch starts threads for it.
+
+    Args:
+        name: a key of `model_kinds.KINDS`.
+        stored: the dtype of the tensors in its files.
+        sharded: in several files of at most 200 kB with an index.
+        pickled: in pytorch_model.bin in the place of safetensors.
+        head: a tied model's files hold a head all the same: the embedding once more, or something else.
+    """
+    words = [name, stored, *(["sharded"] * sharded), *(["pickled"] * pickled), *([f"{head}-head"] if head else [])]
+    folder = HOME / f"{'-'.join(words)}-{_recipe(repr(KINDS[name]))}"
+    if not folder.is_dir():
+        with _put_at(folder) as unfinished:
+            _make_kind(name, unfinished, stored, sharded)
+            if pickled or head:
+                _store_again(unfinished, pickled, head)
+    return folder
+
+
+def _make_kind(name: str, folder: Path, stored: str, sharded: bool) -> None:
+    import torch
+    import transformers
+
+    model_type, settings = KINDS[name]
+    config = transformers.AutoConfig.for_model(model_type, **settings)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    numbers = torch.Generator().manual_seed(20)
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.normal_(0, 0.1, generator=numbers)
+    model.to(getattr(torch, stored)).save_pretrained(folder, max_shard_size="200KB" if sharded else "1GB")
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": "bfloat16"}))
+
+
+def _store_again(folder: Path, pickled: bool, head: str | None) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    if head:
+        embedding = weights["model.embed_tokens.weight"]
+        weights["lm_head.weight"] = embedding.clone() if head == "same" else embedding.flip(0)
+    if pickled:
+        torch.save(weights, folder / "pytorch_model.bin")
+        file.unlink()
+    else:
+        save_file(weights, file, {"format": "pt"})
+
+
+@contextmanager
+def _put_at(folder: Path) -> Iterator[Path]:
+    """A folder to be filled, which is moved to its place whole."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        yield unfinished
+        if not folder.is_dir():  # another process may have been faster
+            unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _recipe(settings: str = "") -> str:
+    """A part of a folder's name, so that a change of how it is made makes a new one."""
+    return hashlib.sha256(Path(__file__).read_bytes() + settings.encode()).hexdigest()[:12]
+
+
 @cache
 def _folder(name: str) -> Path:
-    # The recipe is part of the folder's name, so that a change of it makes a new one.
-    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    folder = HOME / f"{name}-{recipe}"
+    folder = HOME / f"{name}-{_recipe()}"
     if not folder.is_dir():
         # In a process of its own: transformers need not be imported where tests run.
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -57,7 +141,6 @@ def _folder(name: str) -> Path:
 
 
 def _make(name: str, folder: Path) -> None:
-    """Makes the checkpoint beside its place and moves it there whole."""
     import torch
     import transformers
 
@@ -68,17 +151,12 @@ def _make(name: str, folder: Path) -> None:
     else:
         config = transformers.MixtralConfig(**_SIZES, num_local_experts=4, num_experts_per_tok=2)
         model = transformers.MixtralForCausalLM(config).to(torch.float32)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
-    model.save_pretrained(unfinished)
-    _tokenizer().save_pretrained(unfinished)
-    try:
-        unfinished.rename(folder)
-    except OSError:  # another process was faster
-        shutil.rmtree(unfinished)
+    with _put_at(folder) as unfinished:
+        model.save_pretrained(unfinished)
+        _tokenizer().save_pretrained(unfinished)
 
 
-def _tokenizer() -> object:
+def _tokenizer() -> Any:
     """One token per byte, after the special ones."""
     import tokenizers
     import transformers
