@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import LibraryError, NativeError, Status
+from .interrupts import held_back
 from .rank import Rank
 
 if TYPE_CHECKING:
@@ -153,7 +154,8 @@ def audit(plan: bytes) -> dict[str, Any]:
     native = library()
     out = ctypes.c_void_p()
     try:
-        status = native.wc_audit(plan, out)
+        with held_back():
+            status = native.wc_audit(plan, out)
         if status != Status.OK:
             raise _error(status, native.wc_last_error())
         findings: dict[str, Any] = json.loads(ctypes.string_at(out))
@@ -188,13 +190,14 @@ def _call(
     """Calls a function that hashes or writes: with its `arguments`, the options, and its `outputs`."""
     native = library()
     raised: list[BaseException] = []
-    options = WcOptions(
-        ctypes.sizeof(WcOptions),
-        _choice("algorithm", algorithm, ALGORITHMS),
-        _unsigned("threads", threads, 32),
-        _progress_callback(progress, raised),
-    )
-    status = getattr(native, function)(*arguments, options, *outputs)
+    with held_back() as interrupted:
+        options = WcOptions(
+            ctypes.sizeof(WcOptions),
+            _choice("algorithm", algorithm, ALGORITHMS),
+            _unsigned("threads", threads, 32),
+            _progress_callback(progress, interrupted, raised),
+        )
+        status = getattr(native, function)(*arguments, options, *outputs)
     if raised:
         raise raised.pop()
     if status != Status.OK:
@@ -206,14 +209,18 @@ def _error(status: int, message: bytes) -> NativeError:
     return NativeError(known, message.decode(errors="replace"))
 
 
-def _progress_callback(progress: Progress | None, raised: list[BaseException]) -> Any:
-    """A C callback for `progress`; what it raises cancels the call and is put into `raised`."""
-    if progress is None:
+def _progress_callback(
+    progress: Progress | None, interrupted: Callable[[], bool] | None, raised: list[BaseException]
+) -> Any:
+    """A C callback for `progress`, if any; what it raises, or Ctrl-C, cancels the call. `raised` gets the first."""
+
+    if progress is None and interrupted is None:
         return ProgressCallback()
 
     def tell(done: int, total: int, _data: object) -> int:
         try:
-            return 1 if progress(done, total) else 0
+            stops = interrupted is not None and interrupted()
+            return 1 if stops or (progress is not None and progress(done, total)) else 0
         except BaseException as error:
             raised.append(error)
             return 1

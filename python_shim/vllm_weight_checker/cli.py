@@ -204,7 +204,8 @@ def _audit(options: argparse.Namespace) -> Outcome:
 
 def _require_output(options: argparse.Namespace) -> None:
     if options.output:
-        require_place(options.output)
+        named = (getattr(options, source, None) for source in ("plan", "baseline"))
+        require_place(options.output, [path for path in named if path is not None])
 
 
 def _save(options: argparse.Namespace, value: Any) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,10 @@ def read_plan(path: Path) -> Document:
 
 
 def _read(path: Path, what: str, parse_text: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    if not path.exists():
+        raise CheckError(f"{path} is no {what}: there is no such file")
+    if not (path.is_file() or path.is_fifo()):  # a device may have no end
+        raise CheckError(f"{path} is no {what}: it is neither a file nor a pipe")
     try:
         return parse_text(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
@@ -32,8 +36,10 @@ def _read(path: Path, what: str, parse_text: Callable[[str], dict[str, Any]]) ->
         raise CheckError(f"{path} is no {what}: {error}") from error
 
 
-def require_place(path: Path) -> None:
-    """Raises before the check is made when its result could not be written to `path`."""
+def require_place(path: Path, sources: Iterable[Path] = ()) -> None:
+    """Raises before the check is made when its result could not be written to `path`, or would replace a source."""
+    if path.exists() and any(path.samefile(source) for source in sources if source.exists()):
+        raise CheckError(f"{path} is what the result is made from; save it under another name")
     if path.exists() and not path.is_file():
         raise CheckError(f"{path} is no regular file, so nothing can be saved there")
     folder = path.resolve().parent

@@ -17,7 +17,7 @@ from ._native import Progress
 from .dtypes import BY_NAME
 from .errors import CheckError, NativeError, Status, TensorError
 from .pickled import is_pickled, open_pickled
-from .plans import Plan, text_of
+from .plans import Plan, parse, text_of
 from .report import Report
 from .tensors import NO_TENSORS, describe
 
@@ -50,7 +50,8 @@ def expect(
     """
     text = _bytes_of(plan)
     if isinstance(source, Mapping):
-        return _native.expect(text, None, describe(source, writable=False), algorithm, threads, progress)
+        tensors = describe(_named_by(plan, source), writable=False)
+        return _native.expect(text, None, tensors, algorithm, threads, progress)
     path = _path_of(source)
     if is_pickled(path):
         tensors = describe(open_pickled(path), writable=False)
@@ -97,6 +98,15 @@ def sources_of(tensors: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             )
         sources[name] = {"dtype": dtype, "shape": shape}
     return sources
+
+
+def _named_by(plan: Plan, tensors: Mapping[str, object]) -> Mapping[str, object]:
+    """The tensors that the plan names. A state dict may hold other things, on other devices."""
+    try:
+        sources = parse(plan)["sources"]
+    except CheckError as error:
+        raise NativeError(Status.BAD_PLAN, str(error)) from error
+    return {name: tensor for name, tensor in tensors.items() if name in sources}
 
 
 def _bytes_of(plan: Plan) -> bytes:

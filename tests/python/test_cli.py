@@ -152,7 +152,7 @@ def test_a_saved_report_is_a_baseline_too(stack: ExitStack, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "No such file"),
+        (None, "no such file"),
         (b"", "no JSON"),
         (b"{", "no JSON"),
         (b"\xff\xfe", "UTF-8"),

@@ -146,7 +146,7 @@ def test_json_is_what_is_saved(ranks: list[Worker], stack: ExitStack, tmp_path: 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "No such file"),
+        (None, "no such file"),
         (b"", "no JSON"),
         (b"\xff\xfe", "UTF-8"),
         (b"{}", "no plan"),
@@ -162,6 +162,23 @@ def test_a_bad_plan(action: str, content: bytes | None, message: str, tmp_path: 
     done = command(action, "--plan", path, *(["--checkpoint", tmp_path] if action == "expect" else []))
     assert done.returncode == 2 and message in done.stderr and str(path) in done.stderr
     assert done.stdout == "" and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/", "/dev/log"])
+def test_what_has_no_end_is_no_plan(path: str) -> None:
+    done = command("audit", "--plan", path)
+    assert done.returncode == 2 and f"{path} is no plan" in done.stderr and "Errno" not in done.stderr
+
+
+def test_a_plan_is_not_replaced_by_what_is_made_of_it(ranks: list[Worker], tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(ranks[0].document()))
+    (tmp_path / "link").symlink_to(plan)
+    before, checkpoint = plan.read_text(), saved(ranks, tmp_path / "model")
+    for output in (plan, tmp_path / "link"):
+        done = command("expect", "--plan", plan, "--checkpoint", checkpoint, "-o", output)
+        assert done.returncode == 2 and "is what the result is made from" in done.stderr
+    assert plan.read_text() == before
 
 
 def test_what_the_library_refuses_is_told(ranks: list[Worker], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ LAYERS = {
     "recorder twin finishing offered unused recording movements",
     1: "verbs provenance",
     0: "_native _dlpack _exchange _pybuffer tensors torch_tensors arrays buffers dtypes rank report errors "
-    "baselines plans regions strict_json checkpoint_roots files notices tables waiting loop_json",
+    "baselines plans regions strict_json checkpoint_roots files notices interrupts tables waiting loop_json",
 }
 LAYER = {module: layer for layer, modules in LAYERS.items() for module in modules.split()}
 FILES = sorted(PACKAGE.glob("*.py"))

@@ -109,7 +109,8 @@ def test_safetensors_go_before_torchs_own_files(tmp_path: Path) -> None:
 
 
 def test_tensors_in_memory() -> None:
-    held: dict[str, object] = {**tensors(), "more": torch.ones(2)}
+    more = {"more": torch.ones(2), "elsewhere": torch.ones(2, device="meta"), "model._extra_state": None}
+    held: dict[str, object] = {**tensors(), **more}
     assert expect(plan(), held) == truth()
     strided = torch.stack([tensors()["embed"]] * 2, dim=1)[:, 1]
     assert expect(plan(), {**held, "embed": strided, "norm": tensors()["norm"].numpy()}) == truth()
