@@ -191,9 +191,8 @@ KINDS: dict[str, Kind] = {
         ),
     ),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", _sized(head_dim=16, num_experts=4, moe_topk=2)),
-    "minimax": ("minimax", _sized(_LOCAL_EXPERTS, head_dim=16)),
-    "minimax_m2": ("minimax_m2", _sized(_LOCAL_EXPERTS, head_dim=16)),
-    # State spaces and other layers in the place of attention
+    "minimax_m2": ("minimax_m2", _sized(_LOCAL_EXPERTS, head_dim=16, rotary_dim=16)),
+    # State spaces and other layers in the place of attention. vLLM ties Zamba-2 and LFM2 whatever a configuration says.
     "mamba": ("mamba", _MAMBA),
     "mamba2": ("mamba2", {**_MAMBA, "num_heads": 8, "head_dim": 32, "n_groups": 1}),
     "falcon_mamba": ("falcon_mamba", _MAMBA),
@@ -228,6 +227,7 @@ KINDS: dict[str, Kind] = {
     "zamba2": (
         "zamba2",
         _sized(
+            tie_word_embeddings=True,
             num_key_value_heads=8,
             layers_block_type=["mamba", "hybrid"],
             mamba_d_state=16,
@@ -240,7 +240,10 @@ KINDS: dict[str, Kind] = {
             use_mem_rope=True,
         ),
     ),
-    "lfm2_moe": ("lfm2_moe", _sized(_NARROW_EXPERTS, layer_types=["conv", "full_attention"], num_dense_layers=1)),
+    "lfm2_moe": (
+        "lfm2_moe",
+        _sized(_NARROW_EXPERTS, tie_word_embeddings=True, layer_types=["conv", "full_attention"], num_dense_layers=1),
+    ),
     "qwen3_next": ("qwen3_next", _sized(_NARROW_EXPERTS, _LINEAR_ATTENTION, shared_expert_intermediate_size=64)),
     "qwen3_5_text": ("qwen3_5_text", _sized(_LINEAR_ATTENTION)),
 }
