@@ -191,7 +191,10 @@ KINDS: dict[str, Kind] = {
         ),
     ),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", _sized(head_dim=16, num_experts=4, moe_topk=2)),
-    "minimax_m2": ("minimax_m2", _sized(_LOCAL_EXPERTS, head_dim=16, rotary_dim=16)),
+    "minimax_m2": (
+        "minimax_m2",
+        _sized(_LOCAL_EXPERTS, head_dim=16, rotary_dim=16, scoring_func="sigmoid", use_routing_bias=True),
+    ),
     # State spaces and other layers in the place of attention. vLLM ties Zamba-2 and LFM2 whatever a configuration says.
     "mamba": ("mamba", _MAMBA),
     "mamba2": ("mamba2", {**_MAMBA, "num_heads": 8, "head_dim": 32, "n_groups": 1}),
