@@ -1,8 +1,9 @@
-//! JSON objects whose keys are names of tensors and the like.
+//! JSON objects: those whose keys are names of tensors and the like, and those of known fields.
 
 use std::fmt;
 use std::marker::PhantomData;
 
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 
 /// The members of a JSON object in their order, no name twice (JSON leaves open which of the two would count).
@@ -45,6 +46,30 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for Members<V> {
     }
 }
 
+/// A struct that is written as an object and not, as serde would take it too, as a list of its fields' values.
+#[derive(Clone, Copy, Debug)]
+pub struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Fields(PhantomData))
+    }
+}
+
+struct Fields<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+    type Value = Object<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+    }
+}
+
 /// A name that two of `members` have.
 pub fn find_twice<V>(members: &[(String, V)]) -> Option<&str> {
     let mut names: Vec<&str> = members.iter().map(|(name, _)| name.as_str()).collect();
@@ -64,5 +89,20 @@ mod tests {
         assert!(read(r#"{"z": {"w": -1}}"#).unwrap_err().contains("'z': 'w': "));
         assert!(read(r#"{"z": {"w": 1, "w": 1}}"#).unwrap_err().contains("the name 'w' comes twice"));
         assert!(read("[]").unwrap_err().contains("expected an object"));
+    }
+
+    #[test]
+    fn a_struct_is_no_list() {
+        #[derive(Debug, serde::Deserialize)]
+        struct Pair {
+            a: u64,
+            b: u64,
+        }
+        let read = |json| serde_json::from_str::<Object<Pair>>(json);
+        let Object(Pair { a, b }) = read(r#"{"b": 2, "c": [], "a": 1}"#).unwrap();
+        assert_eq!((a, b), (1, 2));
+        for json in ["[1, 2]", "3", "null"] {
+            assert!(read(json).unwrap_err().to_string().contains("expected an object"), "{json}");
+        }
     }
 }

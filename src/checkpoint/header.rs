@@ -7,7 +7,7 @@ use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Vi
 
 use crate::dtype::DType;
 use crate::layout::Layout;
-use crate::named::find_twice;
+use crate::named::{Object, find_twice};
 
 /// The longest header that the format allows, in bytes.
 const MOST_HEADER_BYTES: u64 = 100_000_000;
@@ -90,7 +90,8 @@ fn entry(name: &str, member: Member, available: usize) -> Result<Entry, String> 
     };
     let mut dtype = DType::new(code, bits, 1).map_err(|(_, what)| what)?;
     let signed: Vec<i64> = shape.iter().map(|extent| i64::try_from(*extent).unwrap_or(i64::MAX)).collect();
-    let size = Layout::new(&signed, None, dtype.element_bits()).map_err(|(_, what)| what)?.bytes();
+    let layout = Layout::new(&signed, None, dtype.element_bits());
+    let size = layout.map_err(|(_, what)| format!("cannot exist: {what}"))?.bytes();
     if start > end || end > available as u64 {
         return Err(format!("lies at bytes {start} to {end} of {available}"));
     }
@@ -156,7 +157,7 @@ impl<'de> Visitor<'de> for Members {
                 continue;
             }
             match map.next_value() {
-                Ok(member) => members.push((name, member)),
+                Ok(Object(member)) => members.push((name, member)),
                 Err(error) => return Err(A::Error::custom(format!("'{name}': {error}"))),
             }
         }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use self::file::{MappedFile, refused};
 pub use self::header::Entry;
-use crate::named::Named;
+use crate::named::{Named, Object};
 use crate::status::{Error, Result, Status};
 
 /// How the name of an index ends, the file that says which tensor is in which file.
@@ -110,7 +110,7 @@ impl Checkpoint {
         if index.bytes().len() > MOST_INDEX_BYTES {
             return Err(refused(path, "is too long for an index"));
         }
-        let Index { weight_map: Named(tensors) } = serde_json::from_slice(index.bytes())
+        let Object(Index { weight_map: Named(tensors) }) = serde_json::from_slice(index.bytes())
             .map_err(|error| refused(path, format_args!("is no index of safetensors files: {error}")))?;
         let mut numbers: HashMap<&str, usize> = HashMap::new();
         for (tensor, name) in &tensors {
