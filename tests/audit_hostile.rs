@@ -68,6 +68,20 @@ fn many_pieces_over_one_another() {
 }
 
 #[test]
+fn many_pieces_and_many_constants_that_hide_none_of_them() {
+    let count = 40_000;
+    // Below everything, and between each two pieces.
+    let below = json!({"constant": 0, "shape": [16 * count], "offset": 0, "strides": [1]});
+    let pieces = (0..count).flat_map(|index| {
+        let from = copy(&[8], 16 * index, &[1]);
+        [from, json!({"constant": 0, "shape": [8], "offset": 16 * index + 8, "strides": [1]})]
+    });
+    let report = report(16 * count, [below].into_iter().chain(pieces).collect());
+    assert_eq!((&report.unaudited[..], &report.unwritten[..]), (&[][..], &[][..]));
+    assert_eq!(report.partly_placed[0].elements, 8 * count);
+}
+
+#[test]
 fn constants_over_many_pieces() {
     let pieces = (0..4_000u64).flat_map(|index| {
         [copy(&[1], index, &[1]), json!({"constant": 0, "shape": [3000], "offset": 1, "strides": [2]})]

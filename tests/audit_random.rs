@@ -72,19 +72,17 @@ fn counted(case: &Case) -> Value {
             }
         };
         moves.iter().for_each(|(to, _)| note(None, *to, size));
-        let is_within = |later: usize| {
-            let covered: BTreeSet<i64> = pieces[later].iter().map(|(to, _)| *to).collect();
-            source(later).is_none() && moves.iter().all(|(to, _)| covered.contains(to))
-        };
+        let later = (piece + 1..pieces.len()).filter(|later| source(*later).is_none());
+        let hidden: BTreeSet<i64> = later.flat_map(|later| pieces[later].iter().map(|(to, _)| *to)).collect();
         // A piece that begins before its source is wrong as a whole: it takes nothing.
-        let hidden = (piece + 1..pieces.len()).any(is_within) || moves.iter().any(|(_, from)| *from < 0);
+        let is_wrong = moves.iter().any(|(_, from)| *from < 0);
         for (to, from) in moves {
             let writers = writers.entry(*to).or_default();
             let Some(name) = source(piece) else { continue };
             writers.insert((name, *from));
             let of = case.sources[name[1..].parse::<usize>().unwrap()].iter().product();
             note(Some(name), *from, of);
-            if !hidden {
+            if !is_wrong && !hidden.contains(to) {
                 taken.entry(name).or_default().insert(*from);
             }
         }
@@ -138,7 +136,7 @@ fn shape() -> impl Strategy<Value = Vec<u64>> {
 /// A box of the parameter with any strides that write nothing twice, reading any affine part of a source.
 fn any_piece(sources: usize) -> impl Strategy<Value = Value> {
     let dims = prop::collection::vec((0..5u64, 0..4u64, -5..7i64), 0..4);
-    (dims, 0..30u64, 0..30u64, 0..sources, any::<bool>(), 0..4u8).prop_map(
+    (dims, 0..30u64, 0..30u64, 0..sources, any::<bool>(), 0..5u8).prop_map(
         |(dims, offset, from, source, turned, kind)| {
             let mut reach = 0;
             let mut dims: Vec<(u64, u64, i64)> = dims
@@ -156,7 +154,7 @@ fn any_piece(sources: usize) -> impl Strategy<Value = Value> {
             let mut piece = json!({
                 "shape": column(|dim| dim.0 as i64), "offset": offset, "strides": column(|dim| dim.1 as i64),
             });
-            if kind == 0 {
+            if kind < 2 {
                 piece["constant"] = json!(0);
             } else {
                 piece["source"] = json!(format!("s{source}"));
@@ -168,10 +166,10 @@ fn any_piece(sources: usize) -> impl Strategy<Value = Value> {
     )
 }
 
-/// What loaders do: a slice of a source, perhaps with its dimensions in another order, put into a slice of the parameter.
+/// What loaders do: a slice of a source, or a constant, perhaps with its dimensions in another order, put into a slice of the parameter.
 fn slice_piece(parameter: Vec<u64>, source: Vec<u64>, name: String) -> impl Strategy<Value = Value> {
     let cut = (any::<u64>(), any::<u64>(), any::<u64>());
-    (prop::collection::vec(cut, parameter.len()), any::<bool>()).prop_map(move |(cuts, swapped)| {
+    (prop::collection::vec(cut, parameter.len()), any::<bool>(), 0..3u8).prop_map(move |(cuts, swapped, kind)| {
         let (to, mut from) = (row_major(&parameter), row_major(&source));
         let mut limits = source.clone();
         if swapped {
@@ -185,6 +183,9 @@ fn slice_piece(parameter: Vec<u64>, source: Vec<u64>, name: String) -> impl Stra
             start += begin % (limits[dim] - extent + 1) * from[dim];
             shape.push(extent);
         }
+        if kind == 0 {
+            return json!({"constant": 0, "shape": shape, "offset": offset, "strides": to});
+        }
         json!({
             "source": name, "shape": shape, "source_offset": start, "source_strides": from, "offset": offset,
             "strides": to,
@@ -195,7 +196,7 @@ fn slice_piece(parameter: Vec<u64>, source: Vec<u64>, name: String) -> impl Stra
 fn any_case() -> impl Strategy<Value = Case> {
     (prop::collection::vec(shape(), 1..3), shape())
         .prop_flat_map(|(sources, parameter)| {
-            let pieces = prop::collection::vec(any_piece(sources.len()), 0..6);
+            let pieces = prop::collection::vec(any_piece(sources.len()), 0..8);
             (Just(sources), Just(parameter), pieces)
         })
         .prop_map(|(sources, parameter, pieces)| Case { sources, parameter, pieces })

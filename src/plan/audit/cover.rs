@@ -4,6 +4,9 @@ use std::ops::Range;
 
 use super::region::{Boxes, Cell, Digits, Region, TooFine, Work};
 
+/// What a part costs for each digit that somebody keeps: it takes memory until all of the plan was looked at.
+const KEPT: u64 = 128;
+
 /// A part of the set whose elements are in the same regions.
 pub(super) struct Part<'a> {
     pub digits: &'a Digits,
@@ -79,6 +82,22 @@ pub(super) fn missing_and_shared<'a>(
         if part.ids.len() > 1 { shared(part, work) } else { Ok(()) }
     })?;
     Ok(missing)
+}
+
+/// Calls `found` for parts that together are the elements of `set` that none of `regions` has.
+pub(super) fn outside(
+    set: &Region,
+    regions: &[&Region],
+    work: &mut Work,
+    mut found: impl FnMut(&Part<'_>),
+) -> Result<(), TooFine> {
+    sweep(set, regions.iter().copied().enumerate(), work, |part, work| {
+        if part.ids.is_empty() {
+            work.spend(KEPT * part.cell.len() as u64)?;
+            found(part);
+        }
+        Ok(())
+    })
 }
 
 /// Calls `visit` for parts that together are `set`.

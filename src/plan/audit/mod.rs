@@ -2,6 +2,7 @@
 //! parameter is written, once. Exact: elements are never counted by sampling or estimates. Where a hostile plan would
 //! make that too much work, the report says so, and is not complete.
 
+mod constants;
 mod cover;
 mod overlap;
 mod region;
@@ -10,28 +11,23 @@ mod report;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
-use self::overlap::Overlaps;
-use self::region::{Region, TooFine, Work};
+use self::constants::Constants;
+use self::overlap::{Copy, Overlaps};
+pub use self::region::Work;
+use self::region::{Region, TooFine};
 pub use self::report::{AuditReport, Overlapping, PartlyPlaced, PastTheEnd, Replicas, Unaudited, Unplaced, Unwritten};
 use super::{Origin, Parameter, Piece, Plan};
 use crate::rank::Rank;
-use crate::status::{Error, Result, Status};
-
-/// Steps for all tensors together: about a second.
-const ALL_STEPS: u64 = 1 << 27;
 
 /// Steps for one tensor; its boxes then stay below 100 MB.
 const TENSOR_STEPS: u64 = 1 << 24;
-
-/// What it costs to look whether one region has all of another, at least.
-const COMPARE: u64 = 100;
 
 /// Audits `plan`. Ranks that hold the same slices are looked at once.
 pub fn audit(plan: &Plan) -> AuditReport {
     let mut audit = Audit {
         plan,
         taken: plan.sources.iter().map(|_| Taken::default()).collect(),
-        work: Work::new(ALL_STEPS),
+        work: Work::default(),
         report: AuditReport { ranks: plan.ranks.len(), sources: plan.sources.len(), ..AuditReport::default() },
     };
     let shared = Shared::all(plan);
@@ -46,21 +42,19 @@ pub fn audit(plan: &Plan) -> AuditReport {
 /// Whether pieces write all of `parameter`, for those who need no more than that.
 ///
 /// # Errors
-/// `BadPlan` when it is cut too finely to tell.
-pub fn is_written(parameter: &Parameter) -> Result<bool> {
+/// That it is cut too finely to tell.
+pub fn is_written(parameter: &Parameter) -> crate::status::Result<bool> {
     let Parameter { tensor, pieces } = parameter;
     if tensor.elements() == 0 {
         return Ok(true);
     }
     let some = pieces.iter().filter(|piece| piece.elements() > 0);
     let regions: Vec<Region> = some.map(Region::written).collect();
-    match cover::missing(&Region::row(0..tensor.elements()), &regions, &mut Work::new(TENSOR_STEPS)) {
-        Ok(missing) => Ok(missing.elements == 0),
-        Err(TooFine) => {
-            let what = format!("the plan, parameter '{}': its pieces cut it too finely to be looked at", tensor.name);
-            Err(Error::new(Status::BadPlan, what))
-        }
-    }
+    let all = |work: &mut Work| cover::missing(&Region::row(0..tensor.elements()), &regions, work);
+    Work::default().at_most(TENSOR_STEPS, all).map(|missing| missing.elements == 0).map_err(|TooFine| {
+        let what = format!("the plan, parameter '{}': its pieces cut it too finely to be looked at", tensor.name);
+        crate::status::Error::new(crate::status::Status::BadPlan, what)
+    })
 }
 
 /// A parameter, and all the places that have one of the same type, shape and pieces.
@@ -98,6 +92,8 @@ struct Taken {
     regions: HashSet<Region>,
     /// It went into arithmetic, which may have used all of it.
     whole: bool,
+    /// It goes to a parameter that is cut too finely: perhaps more is taken.
+    unknown: bool,
 }
 
 struct Audit<'a> {
@@ -117,6 +113,9 @@ impl Audit<'_> {
         let written: Vec<(usize, Region)> = some.map(|(id, piece)| (id, Region::written(piece))).collect();
         let mut overlaps = Overlaps::new(pieces);
         let taken = self.past_the_end(shared).and_then(|()| self.take(pieces, &written));
+        if taken.is_err() {
+            self.unknown(pieces);
+        }
         let missing = match (taken, tensor.elements()) {
             (Err(TooFine), _) => Err(TooFine),
             (Ok(()), 0) => Ok(cover::Missing::default()),
@@ -129,6 +128,19 @@ impl Audit<'_> {
         match missing {
             Ok(missing) => self.written(shared, missing, &overlaps),
             Err(TooFine) => self.report.unaudited.extend(shared.keys().map(Unaudited::Parameter)),
+        }
+    }
+
+    /// Notes that nobody knows what `pieces` take.
+    fn unknown(&mut self, pieces: &[Piece]) {
+        for piece in pieces {
+            match &piece.origin {
+                Origin::Source { source, .. } => self.taken[*source].unknown = true,
+                Origin::Computed { sources, .. } => {
+                    sources.iter().for_each(|source| self.taken[*source].unknown = true)
+                }
+                Origin::Constant { .. } => {}
+            }
         }
     }
 
@@ -156,46 +168,35 @@ impl Audit<'_> {
         }
     }
 
-    /// Notes for each source what `pieces`, which write the regions of `written`, take of it.
-    fn take(&mut self, pieces: &[Piece], written: &[(usize, Region)]) -> std::result::Result<(), TooFine> {
-        for (at, (id, region)) in written.iter().enumerate() {
+    /// Notes for each source what `pieces`, which write the regions of `written`, take of it: what goes only to elements
+    /// that later constants overwrite is not taken.
+    fn take(&mut self, pieces: &[Piece], written: &[(usize, Region)]) -> Result<(), TooFine> {
+        let constants = written.iter().filter(|(id, _)| matches!(pieces[*id].origin, Origin::Constant { .. }));
+        let mut later = Constants::new(&constants.map(|(_, region)| region).collect::<Vec<_>>());
+        for (id, region) in written.iter().rev() {
             match &pieces[*id].origin {
+                Origin::Constant { .. } => later.add_last(),
+                Origin::Computed { sources, .. } => sources.iter().for_each(|source| self.taken[*source].whole = true),
                 Origin::Source { source, offset, .. } => {
-                    let hidden = written[at + 1..].iter().filter(|(id, _)| is_constant(&pieces[*id]));
-                    if self.is_hidden(region, hidden.map(|(_, region)| region))? {
+                    // One that starts below 0 is a finding of its own.
+                    let Some(read) = Region::read(&pieces[*id], *offset) else { continue };
+                    let hidden = later.near(&region.range(), &mut self.work)?;
+                    let taken = &mut self.taken[*source].regions;
+                    if hidden.is_empty() {
+                        taken.insert(read);
                         continue;
                     }
-                    // One that starts below 0 is a finding of its own.
-                    self.taken[*source].regions.extend(Region::read(&pieces[*id], *offset));
+                    let copy = Copy::of(&pieces[*id]);
+                    let visible = |part: &cover::Part<'_>| taken.extend(copy.as_ref().and_then(|copy| copy.read(part)));
+                    self.work.at_most(TENSOR_STEPS, |work| cover::outside(region, &hidden, work, visible))?;
                 }
-                Origin::Computed { sources, .. } => sources.iter().for_each(|source| self.taken[*source].whole = true),
-                Origin::Constant { .. } => {}
             }
         }
         Ok(())
     }
 
-    /// Whether one of `later` has all elements of `region`.
-    fn is_hidden<'b>(
-        &mut self,
-        region: &Region,
-        later: impl Iterator<Item = &'b Region>,
-    ) -> std::result::Result<bool, TooFine> {
-        for constant in later {
-            self.work.spend(1)?;
-            if constant.spans(region) {
-                self.work.spend(COMPARE)?;
-                let all = |work: &mut Work| cover::missing(region, std::slice::from_ref(constant), work);
-                if self.work.at_most(TENSOR_STEPS, all)?.elements == 0 {
-                    return Ok(true);
-                }
-            }
-        }
-        Ok(false)
-    }
-
     /// Pieces that read outside their sources or write outside the parameter: for each such tensor one entry.
-    fn past_the_end(&mut self, shared: &Shared<'_>) -> std::result::Result<(), TooFine> {
+    fn past_the_end(&mut self, shared: &Shared<'_>) -> Result<(), TooFine> {
         let Parameter { tensor, pieces } = shared.parameter;
         let mut found: BTreeMap<Option<usize>, (i64, u64)> = BTreeMap::new();
         for piece in pieces.iter().filter(|piece| piece.elements() > 0) {
@@ -226,7 +227,7 @@ impl Audit<'_> {
     }
 
     /// The first element that `region` has in `range`, whose last one it has.
-    fn first_in(&mut self, range: Range<u64>, region: &Region) -> std::result::Result<u64, TooFine> {
+    fn first_in(&mut self, range: Range<u64>, region: &Region) -> Result<u64, TooFine> {
         self.work.at_most(TENSOR_STEPS, |work| cover::first(range, region, work))
     }
 
@@ -243,6 +244,9 @@ impl Audit<'_> {
                 false => cover::missing(&Region::row(0..of), &taken.regions.into_iter().collect::<Vec<_>>(), work),
             });
             match missing {
+                Ok(missing) if missing.elements > 0 && taken.unknown => {
+                    self.report.unaudited.push(Unaudited::Source(name));
+                }
                 Ok(missing) if missing.elements == of && of > 0 => {
                     let explained = reasons.get(&index).map(|reason| (*reason).to_owned());
                     self.report.unplaced.push(Unplaced { source: name, explained });
@@ -256,10 +260,6 @@ impl Audit<'_> {
             }
         }
     }
-}
-
-fn is_constant(piece: &Piece) -> bool {
-    matches!(piece.origin, Origin::Constant { .. })
 }
 
 /// Where `element`, counted in row-major order, is in a tensor of `shape`.

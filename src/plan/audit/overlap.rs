@@ -1,7 +1,7 @@
 //! Elements of a parameter that two pieces write, from different elements of sources.
 
 use super::cover::Part;
-use super::region::{TooFine, Work};
+use super::region::{Region, TooFine, Work};
 use crate::plan::{Origin, Piece};
 
 /// What was found in one parameter.
@@ -52,14 +52,14 @@ impl<'a> Overlaps<'a> {
 }
 
 /// A piece that copies from a source.
-struct Copy<'a> {
+pub(super) struct Copy<'a> {
     piece: &'a Piece,
     source: usize,
     offset: u64,
 }
 
 impl<'a> Copy<'a> {
-    fn of(piece: &'a Piece) -> Option<Self> {
+    pub fn of(piece: &'a Piece) -> Option<Self> {
         match piece.origin {
             Origin::Source { source, offset, .. } => Some(Self { piece, source, offset }),
             _ => None,
@@ -75,6 +75,17 @@ impl<'a> Copy<'a> {
             i128::from(index) * i128::from(dim.source)
         });
         i128::from(self.offset) + steps.sum::<i128>()
+    }
+
+    /// The source elements that go to `part` of the parameter, all of which the piece writes.
+    pub fn read(&self, part: &Part<'_>) -> Option<Region> {
+        let first = part.first();
+        let start = self.from(first);
+        let dims = part.cell.iter().zip(part.digits.units()).filter(|((from, to), _)| to - from > 1);
+        // A piece's numbers fit into 63 bits, which was checked when it was read.
+        let step = |unit: u64| i64::try_from(self.from(first + unit) - start).ok();
+        let dims: Option<Vec<(u64, i64)>> = dims.map(|((from, to), unit)| Some((to - from, step(*unit)?))).collect();
+        Region::stepping(i64::try_from(start).ok()?, dims?.into_iter())
     }
 
     fn difference(&self, other: &Self, part: &Part<'_>) -> Difference {

@@ -8,7 +8,7 @@ use crate::plan::Piece;
 /// What an audit may still spend, so that a hostile plan costs neither minutes nor gigabytes.
 ///
 /// A step is some nanoseconds. Boxes, which take memory too, cost eight a digit.
-pub(super) struct Work {
+pub struct Work {
     left: u64,
 }
 
@@ -17,18 +17,28 @@ pub(super) struct TooFine;
 
 const BOX: u64 = 8;
 
-impl Work {
-    pub fn new(steps: u64) -> Self {
-        Self { left: steps }
-    }
+/// Steps for all tensors of a plan together: about a second.
+const ALL_STEPS: u64 = 1 << 27;
 
-    pub fn spend(&mut self, steps: u64) -> Result<(), TooFine> {
+impl Default for Work {
+    /// What may be spent on a plan.
+    fn default() -> Self {
+        Self { left: ALL_STEPS }
+    }
+}
+
+impl Work {
+    pub(super) fn spend(&mut self, steps: u64) -> Result<(), TooFine> {
         self.left = self.left.checked_sub(steps).ok_or(TooFine)?;
         Ok(())
     }
 
     /// Runs `task` with at most `steps` of this.
-    pub fn at_most<T>(&mut self, steps: u64, task: impl FnOnce(&mut Work) -> Result<T, TooFine>) -> Result<T, TooFine> {
+    pub(super) fn at_most<T>(
+        &mut self,
+        steps: u64,
+        task: impl FnOnce(&mut Work) -> Result<T, TooFine>,
+    ) -> Result<T, TooFine> {
         let given = steps.min(self.left);
         let mut part = Work { left: given };
         let result = task(&mut part);
@@ -57,13 +67,18 @@ impl Region {
     /// The elements of its source that `piece`, which has some, reads; `None` when they begin below 0. Equal for pieces
     /// that read the same in another order.
     pub fn read(piece: &Piece, offset: u64) -> Option<Self> {
-        let mut offset = i64::try_from(offset).ok()?;
+        Self::stepping(i64::try_from(offset).ok()?, piece.dims.iter().map(|dim| (dim.extent, dim.source)))
+    }
+
+    /// The elements from `offset` on by (extent, stride), of which some may be 0 or negative; `None` when they begin below
+    /// 0.
+    pub fn stepping(mut offset: i64, dims: impl Iterator<Item = (u64, i64)>) -> Option<Self> {
         let mut forward = Vec::new();
-        for dim in piece.dims.iter().filter(|dim| dim.source != 0) {
-            if dim.source < 0 {
-                offset = offset.checked_add(dim.source.checked_mul(i64::try_from(dim.extent - 1).ok()?)?)?;
+        for (extent, stride) in dims.filter(|(_, stride)| *stride != 0) {
+            if stride < 0 {
+                offset = offset.checked_add(stride.checked_mul(i64::try_from(extent - 1).ok()?)?)?;
             }
-            forward.push((dim.extent, dim.source.unsigned_abs()));
+            forward.push((extent, stride.unsigned_abs()));
         }
         Some(Self { offset: u64::try_from(offset).ok()?, dims: joined(forward) })
     }
@@ -73,14 +88,10 @@ impl Region {
         Self { offset: range.start, dims: joined(vec![(range.end - range.start, 1)]) }
     }
 
-    /// Whether this starts no later than `other` and ends no earlier.
-    pub fn spans(&self, other: &Self) -> bool {
-        self.offset <= other.offset && self.offset + self.reach() >= other.offset + other.reach()
-    }
-
-    /// From the first element to the last.
-    fn reach(&self) -> u64 {
-        self.dims.iter().map(|(extent, stride)| (extent - 1) * stride).sum()
+    /// From the first to behind the last element.
+    pub fn range(&self) -> Range<u64> {
+        let reach: u64 = self.dims.iter().map(|(extent, stride)| (extent - 1) * stride).sum();
+        self.offset..self.offset + reach + 1
     }
 }
 
