@@ -128,7 +128,7 @@ fn the_last_rank_reads_past_the_end() {
 #[test]
 fn a_piece_leaves_its_parameter() {
     let mut plan = model(1, 1);
-    pieces(&mut plan, 0, "norm").push(json!({"constant": 0, "shape": [2], "offset": 6, "strides": [4]}));
+    pieces(&mut plan, 0, "norm").insert(0, json!({"constant": 0, "shape": [2], "offset": 6, "strides": [4]}));
     let report = faults(&plan, &["past_the_end"]);
     let key = "dp0:pp0:pcp0:tp0:norm";
     assert_eq!(report["past_the_end"], json!([{"key": key, "source": null, "first_beyond": 10, "of": 8}]));
@@ -164,11 +164,44 @@ fn what_is_no_overlap() {
     pieces(&mut plan, 0, "o").push(again);
     pieces(&mut plan, 0, "o").insert(0, json!({"constant": 0, "shape": [128], "offset": 0, "strides": [1]}));
     assert_eq!(report(&plan)["complete"], true);
-    // Zeros above it hide all of it, or, over a part of it, leave it counted.
-    pieces(&mut plan, 0, "o").push(json!({"constant": 0, "shape": [127], "offset": 0, "strides": [1]}));
+}
+
+fn zeros(elements: u64, offset: u64) -> Value {
+    json!({"constant": 0, "shape": [elements], "offset": offset, "strides": [1]})
+}
+
+#[test]
+fn zeros_over_what_was_copied() {
+    let mut plan = model(1, 1);
+    pieces(&mut plan, 0, "o").push(zeros(127, 1));
+    let partly = json!([{"source": "o", "elements": 127, "of": 128, "first": [0, 1]}]);
+    assert_eq!(faults(&plan, &["partly_placed"])["partly_placed"], partly);
+    // Together they hide the rest, too.
+    pieces(&mut plan, 0, "o").push(zeros(1, 0));
+    let unplaced = json!([{"source": "o", "explained": null}]);
+    assert_eq!(faults(&plan, &["unplaced"])["unplaced"], unplaced);
+    // The same once more on top is seen.
+    let again = pieces(&mut plan, 0, "o")[0].clone();
+    pieces(&mut plan, 0, "o").push(again);
     assert_eq!(report(&plan)["complete"], true);
-    pieces(&mut plan, 0, "o").push(json!({"constant": 0, "shape": [128], "offset": 0, "strides": [1]}));
-    assert_eq!(faults(&plan, &["unplaced"])["unplaced"][0]["source"], "o");
+}
+
+#[test]
+fn zeros_over_columns_of_what_was_turned() {
+    let mut plan = tied();
+    plan["sources"]["w"] = json!({"dtype": "float32", "shape": [4, 6]});
+    let columns = json!({"constant": 0, "shape": [6, 2], "offset": 1, "strides": [4, 2]});
+    let turned = [piece("w", [6, 4], 0, [1, 6], 0, [4, 1]), columns];
+    plan["ranks"][0]["parameters"]["w"] = json!({"dtype": "float32", "shape": [6, 4], "pieces": turned});
+    // Columns 1 and 3 of the parameter are rows of the source.
+    let partly = json!([{"source": "w", "elements": 12, "of": 24, "first": [1, 0]}]);
+    assert_eq!(faults(&plan, &["partly_placed"])["partly_placed"], partly);
+    // What one rank hides is placed when another one shows it.
+    let mut other = plan["ranks"][0].clone();
+    other["rank"]["tp"] = json!(1);
+    other["parameters"]["w"]["pieces"].as_array_mut().unwrap().pop();
+    plan["ranks"].as_array_mut().unwrap().push(other);
+    assert_eq!(report(&plan)["complete"], true);
 }
 
 #[test]
@@ -212,6 +245,16 @@ fn what_is_no_plan() {
     assert!(last_error().contains("plan_json"));
     for text in [c"", c"{}", c"[", c"\xff"] {
         assert_eq!(status_of(text.as_ptr()), Status::BadPlan, "{text:?}");
+    }
+    for (ranks, word) in [(json!([]), "no rank"), (json!([{"parameters": {}}, {"parameters": {}}]), "no parameter")] {
+        let mut plan = model(2, 1);
+        plan["ranks"] = ranks;
+        for (tp, rank) in plan["ranks"].as_array_mut().unwrap().iter_mut().enumerate() {
+            rank["rank"] = json!({"dp": 0, "pp": 0, "pcp": 0, "tp": tp});
+        }
+        let text = CString::new(plan.to_string()).unwrap();
+        assert_eq!(status_of(text.as_ptr()), Status::BadPlan);
+        assert!(last_error().contains(word), "{}", last_error());
     }
     // SAFETY: NULL is for the library to refuse.
     assert_eq!(unsafe { wc_audit(c"{}".as_ptr(), ptr::null_mut()) }, Status::NullPointer);

@@ -58,12 +58,22 @@ pub enum Constant {
     Float(u64),
 }
 
-/// One element, in as many of eight bytes as its type has.
+impl Constant {
+    /// Whether it is 0 and not -0.
+    fn is_zero(self) -> bool {
+        matches!(self, Self::Bool(false) | Self::Int(0) | Self::UInt(0) | Self::Float(0))
+    }
+}
+
+/// One element, in as many of these bytes as its type has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Value {
-    bytes: [u8; 8],
+    bytes: [u8; MOST_BYTES],
     size: usize,
 }
+
+/// The bytes of the largest element that torch has, of complex128.
+const MOST_BYTES: usize = 16;
 
 impl AsRef<[u8]> for Value {
     fn as_ref(&self) -> &[u8] {
@@ -72,19 +82,29 @@ impl AsRef<[u8]> for Value {
 }
 
 /// What `fill_` with `value` writes into a tensor of `to`, or of the first type in `via`, from where it is cast through
-/// the others to `to`. `None` when `fill_` refuses the number, which is too large for the type, or a cast is unknown.
+/// the others to `to`. `None` when `fill_` refuses the number ([`takes`]), or this library knows no casts of a type; but 0,
+/// filled into `to` itself, has no bit set in any type.
 /// In a tensor of one element `fill_` rounds what it refuses in larger ones for float16, bfloat16 and float8: so does
 /// this.
 pub fn constant(value: Constant, via: &[DType], to: DType) -> Option<Value> {
+    let size = usize::try_from(to.element_bits() / 8).ok()?;
+    if via.is_empty() && value.is_zero() && size <= MOST_BYTES {
+        return Some(Value { bytes: [0; MOST_BYTES], size });
+    }
     let mut types = via.iter().copied().chain([to]);
     let mut from = types.next()?;
     let mut filled = Kind::of(from)?.fill(value)?;
     for next in types {
-        let mut cast = Value { bytes: [0; 8], size: Kind::of(next)?.size() };
+        let mut cast = Value { bytes: [0; MOST_BYTES], size: Kind::of(next)?.size() };
         caster(from, next)?.run(filled.as_ref(), &mut cast.bytes[..cast.size]);
         (from, filled) = (next, cast);
     }
     Some(filled)
+}
+
+/// Whether `fill_` takes `value` for a tensor of type `to`; for a type without casts that is not known, and true.
+pub fn takes(value: Constant, to: DType) -> bool {
+    Kind::of(to).is_none_or(|kind| kind.fill(value).is_some())
 }
 
 /// The fastest [`convert`] that this processor has.
@@ -108,7 +128,7 @@ fn convert<S: Element, T: Element>(source: &[u8], target: &mut [u8]) {
 
 fn fill<T: Element>(value: Constant) -> Option<Value> {
     let element: T = element::filled(value)?;
-    let mut bytes = [0; 8];
+    let mut bytes = [0; MOST_BYTES];
     T::split_mut(&mut bytes[..size_of::<T>()])[0] = element.to_bytes();
     Some(Value { bytes, size: size_of::<T>() })
 }
@@ -180,7 +200,11 @@ mod tests {
         let mut copy = [0; 8];
         caster(complex, complex).unwrap().run(&[1, 2, 3, 4, 5, 6, 7, 8], &mut copy);
         assert_eq!(copy, [1, 2, 3, 4, 5, 6, 7, 8]);
-        assert!(constant(Constant::Float(0), &[], complex).is_none());
+        assert!(constant(Constant::Float(1.0f64.to_bits()), &[], complex).is_none());
+        assert!(constant(Constant::Float((-0.0f64).to_bits()), &[], complex).is_none());
+        assert!(constant(Constant::Int(0), &[dtype(2, 32)], complex).is_none());
+        assert_eq!(constant(Constant::Int(0), &[], complex).unwrap().as_ref(), [0; 8]);
+        assert_eq!(constant(Constant::Bool(false), &[], dtype(5, 128)).unwrap().as_ref(), [0; 16]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::status::Result;
 /// Audits the plan document `plan`, without any tensor.
 ///
 /// # Errors
-/// `BadPlan` when the text is no plan. What a plan leaves out or places wrongly is in the report, not an error.
+/// `BadPlan` when the text is no plan or one without a parameter. What a plan leaves out or places wrongly is in the report, not an error.
 pub fn audit(plan: &str) -> Result<AuditReport> {
     let report = audit::audit(&Plan::parse(plan)?);
     let AuditReport { ranks, parameters, pieces, .. } = report;

@@ -1,8 +1,9 @@
 //! The plan document as it is written in JSON, before anything is looked at but its form.
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
-use crate::named::Named;
+use crate::named::{Named, Object};
 use crate::status::{Error, Result, Status};
 
 /// What `format` says.
@@ -21,8 +22,8 @@ struct Head {
 /// The document. Fields that are not known are ignored, so that a later addition is readable.
 #[derive(Deserialize)]
 pub struct Document {
-    pub sources: Named<Tensor>,
-    pub ranks: Vec<RankPlan>,
+    pub sources: Named<Object<Tensor>>,
+    pub ranks: Vec<Object<RankPlan>>,
 }
 
 #[derive(Deserialize)]
@@ -33,8 +34,8 @@ pub struct Tensor {
 
 #[derive(Deserialize)]
 pub struct RankPlan {
-    pub rank: Rank,
-    pub parameters: Named<Parameter>,
+    pub rank: Object<Rank>,
+    pub parameters: Named<Object<Parameter>>,
     #[serde(default)]
     pub unused: Named<String>,
 }
@@ -51,7 +52,7 @@ pub struct Rank {
 pub struct Parameter {
     pub dtype: String,
     pub shape: Vec<u64>,
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<Object<Piece>>,
 }
 
 /// Of any kind: exactly one of `source`, `constant` and `computed` is there.
@@ -60,7 +61,8 @@ pub struct Piece {
     pub source: Option<String>,
     pub source_offset: Option<u64>,
     pub source_strides: Option<Vec<i64>>,
-    pub constant: Option<serde_json::Value>,
+    /// As it is written: an integer that no type holds must not become a float.
+    pub constant: Option<Box<RawValue>>,
     pub computed: Option<String>,
     pub sources: Option<Vec<String>>,
     pub shape: Vec<u64>,
@@ -75,7 +77,7 @@ impl Document {
     pub fn parse(json: &str) -> Result<Self> {
         let bad = |what: String| Error::new(Status::BadPlan, format!("the plan {what}"));
         let unreadable = |error: serde_json::Error| bad(format!("is not a plan document: {error}"));
-        let head: Head = serde_json::from_str(json).map_err(unreadable)?;
+        let Object(head): Object<Head> = serde_json::from_str(json).map_err(unreadable)?;
         match head.format.as_deref() {
             Some(FORMAT) => {}
             Some(other) => return Err(bad(format!("has the format '{other}', not '{FORMAT}'"))),
@@ -90,6 +92,7 @@ impl Document {
             }
             None => return Err(bad("has no version".to_owned())),
         }
-        serde_json::from_str(json).map_err(unreadable)
+        let Object(document) = serde_json::from_str(json).map_err(unreadable)?;
+        Ok(document)
     }
 }

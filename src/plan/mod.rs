@@ -17,6 +17,7 @@ use std::collections::{HashMap, HashSet};
 pub use self::piece::{Dim, Origin, Piece};
 use crate::dtype::DType;
 use crate::layout::{Layout, MAX_NDIM};
+use crate::named::Object;
 use crate::rank::Rank;
 use crate::status::{Error, Result, Status};
 
@@ -94,23 +95,32 @@ impl Parameter {
 }
 
 impl Plan {
-    /// Reads a plan document.
+    /// Reads a plan document. It has at least one parameter.
     ///
     /// # Errors
     /// `BadPlan`, with the place.
     pub fn parse(json: &str) -> Result<Self> {
         let document = document::Document::parse(json)?;
-        let sources = document.sources.0.into_iter().map(|(name, tensor)| {
+        let sources = document.sources.0.into_iter().map(|(name, Object(tensor))| {
             let place = format!("source '{name}'");
             Tensor::new(name, &tensor.dtype, tensor.shape).map_err(|what| bad(&place, &what))
         });
         let sources = sources.collect::<Result<Vec<_>>>()?;
         let index: HashMap<&str, usize> =
             sources.iter().enumerate().map(|(index, source)| (source.name.as_str(), index)).collect();
-        let ranks = document.ranks.into_iter().map(|rank| RankPlan::read(rank, &index)).collect::<Result<Vec<_>>>()?;
+        let ranks = document.ranks.into_iter().map(|Object(rank)| RankPlan::read(rank, &index));
+        let ranks = ranks.collect::<Result<Vec<_>>>()?;
         let mut seen = HashSet::new();
         if let Some(twice) = ranks.iter().find(|rank| !seen.insert(rank.rank)) {
             return Err(bad(&format!("rank {}", twice.rank), "it comes twice"));
+        }
+        // Nothing found in nothing would be taken for a pass.
+        let nothing = |what: &str| Error::new(Status::BadPlan, format!("the plan has no {what}: it says nothing"));
+        if ranks.is_empty() {
+            return Err(nothing("rank"));
+        }
+        if ranks.iter().all(|rank| rank.parameters.is_empty()) {
+            return Err(nothing("parameter"));
         }
         Ok(Self { sources, ranks })
     }
@@ -141,18 +151,19 @@ impl Tensor {
 
 impl RankPlan {
     fn read(raw: document::RankPlan, sources: &HashMap<&str, usize>) -> Result<Self> {
-        let document::Rank { dp, pp, pcp, tp } = raw.rank;
+        let Object(document::Rank { dp, pp, pcp, tp }) = raw.rank;
         let rank = Rank { dp, pp, pcp, tp };
         let find = |name: &str| {
             sources.get(name).copied().ok_or_else(|| format!("it names '{name}', which is not among the sources"))
         };
-        let parameter = |(name, raw): (String, document::Parameter)| {
+        let parameter = |(name, Object(raw)): (String, Object<document::Parameter>)| {
             let place = |what: &str| bad(&format!("rank {rank}, parameter '{name}'"), what);
             let tensor = Tensor::new(name.clone(), &raw.dtype, raw.shape).map_err(|what| place(&what))?;
-            let pieces = raw.pieces.into_iter().enumerate().map(|(number, piece)| {
-                Piece::read(piece, find).map_err(|what| place(&format!("piece {number}: {what}")))
+            let pieces = raw.pieces.into_iter().enumerate().map(|(number, Object(piece))| {
+                Piece::read(piece, tensor.dtype, find).map_err(|what| place(&format!("piece {number}: {what}")))
             });
-            Ok(Parameter { tensor, pieces: pieces.collect::<Result<_>>()? })
+            let pieces = pieces.collect::<Result<_>>()?;
+            Ok(Parameter { tensor, pieces })
         };
         let unused = raw.unused.0.into_iter().map(|(name, reason)| match find(&name) {
             Ok(source) => Ok((source, reason)),

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::document;
-use crate::cast::Constant;
+use crate::cast::{Constant, takes};
 use crate::dtype::DType;
 use crate::layout::MAX_NDIM;
 
@@ -59,30 +59,45 @@ pub enum Origin {
     },
 }
 
-/// The value of a constant piece, if it is one.
-fn constant(value: &serde_json::Value) -> Option<Constant> {
+/// The value of a constant piece, written as `text`. An error says what is wrong with it.
+fn constant(text: &str) -> std::result::Result<Constant, String> {
     use serde_json::Value;
-    Some(match value {
-        Value::Bool(value) => Constant::Bool(*value),
-        Value::Number(number) => match (number.as_i64(), number.as_u64()) {
-            (Some(value), _) => Constant::Int(value),
-            (None, Some(value)) => Constant::UInt(value),
-            (None, None) => Constant::Float(number.as_f64()?.to_bits()),
+    // JSON has one kind of number: what is written without a fraction and an exponent is an integer.
+    if text.bytes().all(|byte| byte == b'-' || byte.is_ascii_digit()) {
+        let signed = text.parse().map(Constant::Int);
+        return signed.or_else(|_| text.parse().map(Constant::UInt)).map_err(|_| {
+            let shown = shown(text);
+            format!("its constant {shown} fits neither into int64 nor into uint64, so nothing can be filled with it")
+        });
+    }
+    let float = match serde_json::from_str(text) {
+        Ok(Value::Bool(value)) => return Ok(Constant::Bool(value)),
+        Ok(Value::Number(number)) => number.as_f64(),
+        Ok(Value::String(name)) => match name.as_str() {
+            "nan" => Some(f64::NAN),
+            "inf" => Some(f64::INFINITY),
+            "-inf" => Some(f64::NEG_INFINITY),
+            _ => None,
         },
-        Value::String(name) => Constant::Float(match name.as_str() {
-            "nan" => f64::NAN.to_bits(),
-            "inf" => f64::INFINITY.to_bits(),
-            "-inf" => f64::NEG_INFINITY.to_bits(),
-            _ => return None,
-        }),
-        _ => return None,
+        _ => None,
+    };
+    float.map(|value| Constant::Float(value.to_bits())).ok_or_else(|| {
+        let shown = shown(text);
+        format!("its constant {shown} is no number that float64 holds, true, false, \"nan\", \"inf\" or \"-inf\"")
     })
 }
 
+/// As much of what should be a constant as a message shows.
+fn shown(text: &str) -> String {
+    text.chars().take(40).collect()
+}
+
 impl Piece {
-    /// Checks what a piece of a document says; `source` gives the index of a name. An error says what is wrong.
+    /// Checks what a piece of a document says of a parameter of type `to`; `source` gives the index of a name. An error
+    /// says what is wrong.
     pub(super) fn read(
         raw: document::Piece,
+        to: DType,
         source: impl Fn(&str) -> std::result::Result<usize, String>,
     ) -> std::result::Result<Self, String> {
         let kinds = [raw.source.is_some(), raw.constant.is_some(), raw.computed.is_some()];
@@ -100,10 +115,12 @@ impl Piece {
             let offset = raw.source_offset.ok_or("it has a source and no 'source_offset'")?;
             Origin::Source { source: source(name)?, offset, via }
         } else if let Some(value) = &raw.constant {
-            let value = constant(value).ok_or_else(|| {
-                format!("its constant {value} is no number, true, false, \"nan\", \"inf\" or \"-inf\"")
-            })?;
-            Origin::Constant { value, via }
+            let constant = constant(value.get())?;
+            let first = *via.first().unwrap_or(&to);
+            if !takes(constant, first) {
+                return Err(format!("its constant {} does not fit into {first}", shown(value.get())));
+            }
+            Origin::Constant { value: constant, via }
         } else {
             let names = raw.sources.unwrap_or_default();
             let sources = names.iter().map(|name| source(name)).collect::<std::result::Result<Vec<_>, _>>()?;

@@ -71,7 +71,7 @@ int main(void) {
     wc_string_free(report);
 
     char plan[512];
-    const char *rank_plan = "{\"rank\":{\"dp\":0,\"pp\":0,\"pcp\":0,\"tp\":0},\"parameters\":{}}";
+    const char *rank_plan = "{\"rank\":{\"dp\":0,\"pp\":0,\"pcp\":0,\"tp\":0},\"parameters\":{\"p\":{\"dtype\":\"uint8\",\"shape\":[0],\"pieces\":[]}}}";
     const char *source = "{\"dtype\":\"uint8\",\"shape\":[3]}";
     snprintf(plan, sizeof plan, "{\"format\":\"weight-checker-plan\",\"version\":1,\"sources\":{\"s\":%s},\"ranks\":[%s]}",
              source, rank_plan);
