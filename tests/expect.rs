@@ -8,6 +8,7 @@ use checkpoints::{folder, plan, safetensors};
 use common::{FLOAT32, Tensor, expect, hex, sha256};
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use weight_checker::status::Status;
 
 const KEY: &str = "dp0:pp0:pcp0:tp0:p";
 
@@ -155,6 +156,108 @@ fn lengths_around_leaves_and_blocks_of_every_source() {
         let trees = expect(&plan, Some(&folder), &[], 1).unwrap();
         assert_eq!(trees[KEY], tree_of(&Tensor::bytes("p", &every_second)), "{length}");
     }
+}
+
+/// A parameter of `dtype` whose pieces have two elements each, one behind the other.
+fn pair(dtype: &str, pieces: &[Value]) -> Value {
+    let place = |(number, piece): (usize, &Value)| {
+        let mut piece = piece.clone();
+        (piece["shape"], piece["strides"], piece["offset"]) = (json!([2]), json!([1]), json!(2 * number));
+        piece
+    };
+    let all: Vec<Value> = pieces.iter().enumerate().map(place).collect();
+    json!({ "dtype": dtype, "shape": [2 * pieces.len()], "pieces": all })
+}
+
+#[test]
+fn zero_in_every_dtype() {
+    // As torch fills them: no bit is set.
+    for (dtype, size) in [
+        ("float64", 8),
+        ("float16", 2),
+        ("uint64", 8),
+        ("bool", 1),
+        ("complex32", 4),
+        ("complex64", 8),
+        ("complex128", 16),
+        ("float8_e4m3fnuz", 1),
+        ("float8_e5m2fnuz", 1),
+        ("float8_e8m0fnu", 1),
+        ("float4_e2m1fn_x2", 1),
+    ] {
+        let plan =
+            plan(json!({}), json!({ "p": pair(dtype, &[json!({ "constant": 0 }), json!({ "constant": false })]) }));
+        let found = expect(&plan.to_string(), None, &[], 0).unwrap();
+        assert_eq!(found[KEY], json!(hex(&sha256(&vec![0; 4 * size]))), "{dtype}");
+    }
+}
+
+#[test]
+fn constants_that_their_type_does_not_hold() {
+    let text = |constant: &str, dtype: &str, via: &Value| {
+        let piece = pair(dtype, &[json!({ "constant": "HERE", "via": via })]);
+        plan(json!({}), json!({ "p": piece })).to_string().replace("\"HERE\"", constant)
+    };
+    let (no, int32) = (json!([]), json!(["int32", "int64"]));
+    // torch's fill_ refuses each of these.
+    for (constant, dtype, via, word) in [
+        ("18446744073709551616", "uint64", &no, "uint64"),
+        ("-9223372036854775809", "int64", &no, "int64"),
+        ("18446744073709551616", "float64", &no, "uint64"),
+        ("-9223372036854775809", "complex64", &no, "int64"),
+        ("9223372036854775808", "int64", &no, "int64"),
+        ("-129", "int8", &no, "int8"),
+        ("256", "uint8", &no, "uint8"),
+        ("2147483648", "int8", &int32, "int32"),
+        ("1e39", "float32", &no, "float32"),
+        ("1e999", "float64", &no, "float64"),
+    ] {
+        let plan = text(constant, dtype, via);
+        assert_eq!(expect(&plan, None, &[], 0).unwrap_err(), Status::BadPlan, "{constant} in {dtype}");
+        let message = common::last_error();
+        assert!(["parameter 'p'", "piece 0", constant, word].iter().all(|part| message.contains(part)), "{message}");
+    }
+    for (constant, dtype, via) in [
+        ("18446744073709551615", "uint64", &no),
+        ("-9223372036854775808", "int64", &no),
+        ("18446744073709551616.0", "float64", &no),
+        ("1e30", "float32", &no),
+        ("2147483647", "int8", &int32),
+        ("-0", "int8", &no),
+    ] {
+        expect(&text(constant, dtype, via), None, &[], 0).unwrap();
+    }
+}
+
+#[test]
+fn what_cannot_be_put_together_is_left_out() {
+    let data = [1u8, 2];
+    let bytes = Tensor::bytes("w", &data);
+    let copy = json!({ "source": "w", "source_offset": 0, "source_strides": [1] });
+    let lost = json!({ "source": "lost", "source_offset": 0, "source_strides": [1] });
+    let through = json!({ "source": "w", "source_offset": 0, "source_strides": [1], "via": ["float8_e5m2fnuz"] });
+    let fine = json!({ "dtype": "uint8", "shape": [1u64 << 42], "pieces": [
+        { "constant": 0, "shape": [1u64 << 41], "offset": 0, "strides": [2] },
+        { "constant": 0, "shape": [1u64 << 40], "offset": 1, "strides": [3] },
+    ] });
+    let sources = json!({ "w": { "dtype": "uint8", "shape": [2] }, "lost": { "dtype": "uint8", "shape": [2] } });
+    let mut left_out = json!({
+        "fnuz": pair("float8_e4m3fnuz", &[json!({ "constant": 1 })]),
+        "complex": pair("complex64", std::slice::from_ref(&copy)),
+        "e8m0": pair("float8_e8m0fnu", &[json!({ "constant": 0, "via": ["float32"] })]),
+        "through": pair("uint8", &[through]),
+        // What only such a parameter reads is not asked for.
+        "lost": pair("float8_e8m0fnu", &[lost]),
+        "fine": fine,
+    });
+    let text = plan(sources.clone(), left_out.clone()).to_string();
+    assert_eq!(expect(&text, None, &[bytes], 0).unwrap_err(), Status::BadPlan);
+    for word in ["parameter 'fnuz'", "piece 0", "float8_e4m3fnuz"] {
+        assert!(common::last_error().contains(word), "{}", common::last_error());
+    }
+    left_out["p"] = pair("uint8", &[copy]);
+    let found = expect(&plan(sources, left_out).to_string(), None, &[Tensor::bytes("w", &data)], 0).unwrap();
+    assert_eq!(found, json!({ KEY: hex(&sha256(&data)) }));
 }
 
 #[test]

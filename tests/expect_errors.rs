@@ -76,11 +76,32 @@ fn plans_that_are_wrong() {
     bad(&["parameter 'p'", "'float31'"], &piece("via", json!(["float31"])));
     bad(&["parameter 'p'", "float32 to complex64"], &piece("via", json!(["complex64"])));
     bad(&["'unused'", "'v'"], &|plan| plan["ranks"][0]["unused"] = json!({ "v": "tied" }));
-    bad(&["determines none of its 1 parameters"], &piece("shape", json!([1, 3])));
-    bad(&["determines none of its 0 parameters"], &|plan| plan["ranks"] = json!([]));
+    bad(&["determines no parameter", "of 1,"], &piece("shape", json!([1, 3])));
+    bad(&["no rank"], &|plan| plan["ranks"] = json!([]));
+    bad(&["no parameter"], &|plan| plan["ranks"][0]["parameters"] = json!({}));
     let twice =
         document(|_| ()).to_string().replace("\"sources\":{", "\"sources\":{\"w\":{\"dtype\":\"int8\",\"shape\":[]},");
     refused(&twice, Status::BadPlan, &["'w' comes twice"]);
+}
+
+#[test]
+fn lists_are_no_objects() {
+    let bad = |change: &dyn Fn(&mut Value)| {
+        refused(&document(change).to_string(), Status::BadPlan, &["not a plan document", "expected an object"]);
+        assert!(!last_error().contains("struct"), "{}", last_error());
+    };
+    refused("[]", Status::BadPlan, &["expected an object"]);
+    refused("[\"weight-checker-plan\", 1]", Status::BadPlan, &["expected an object"]);
+    bad(&|plan| plan["sources"] = json!([["w", ["float32", [2, 3]]]]));
+    bad(&|plan| plan["sources"]["w"] = json!(["float32", [2, 3]]));
+    bad(&|plan| plan["ranks"][0]["rank"] = json!([0, 0, 0, 0]));
+    bad(&|plan| plan["ranks"][0] = json!([plan["ranks"][0]["rank"], plan["ranks"][0]["parameters"], {}]));
+    bad(&|plan| plan["ranks"][0]["parameters"]["p"] = json!(["float32", [2, 3], []]));
+    bad(&|plan| plan["ranks"][0]["unused"] = json!([["w", "tied"]]));
+    bad(&|plan| {
+        let piece = json!(["w", 0, [3, 1], null, null, null, [2, 3], 0, [3, 1], []]);
+        plan["ranks"][0]["parameters"]["p"]["pieces"] = json!([piece]);
+    });
 }
 
 #[test]
@@ -136,12 +157,16 @@ fn files_that_are_wrong() {
         (u64::MAX.to_le_bytes().to_vec(), "header says"),
         (with_header("{", &[]), "header"),
         (with_header("[]", &[]), "header"),
+        (with_header(r#"{"w":["F32",[1],[0,4]]}"#, &[0; 4]), "'w': invalid type: sequence, expected an object"),
         (with_header(&one(&entry("F31", "[1]", 0, 4)), &[0; 4]), "'F31'"),
         (with_header(&one(&entry("F32", "[2]", 0, 4)), &[0; 4]), "takes 8"),
         (with_header(&one(&entry("F32", "[-1]", 0, 4)), &[0; 4]), "-1"),
         (with_header(&one(&entry("F32", "[1]", 4, 8)), &[0; 4]), "4 to 8 of 4"),
         (with_header(&one(&entry("F32", "[1]", 4, 0)), &[0; 4]), "4 to 0"),
-        (with_header(&one(&entry("F32", "[4611686018427387904,4]", 0, 4)), &[0; 4]), "63 bits"),
+        (
+            with_header(&one(&entry("F32", "[4611686018427387904,4]", 0, 4)), &[0; 4]),
+            "'w' that cannot exist: the size of",
+        ),
         (with_header(&one(&entry("F32", "[1]", 0, 4)), &[0; 5]), "5 bytes of data"),
         (with_header(&one(&entry("F32", "[1]", 4, 8)), &[0; 8]), "leaves a hole"),
         (with_header(&two(&entry("F32", "[1]", 0, 4), &entry("I32", "[1]", 0, 4)), &[0; 4]), "overlaps"),
@@ -188,6 +213,8 @@ fn indices_name_files_of_their_folder_that_hold_what_they_say() {
     bad_checkpoint(&folder, &["'w'", "b.safetensors"]);
     fs::write(folder.join("model.safetensors.index.json"), "{}").unwrap();
     bad_checkpoint(&folder, &["no index", "weight_map"]);
+    fs::write(folder.join("model.safetensors.index.json"), r#"[{"w": "a.safetensors"}]"#).unwrap();
+    bad_checkpoint(&folder, &["no index", "expected an object"]);
     // As in the cache of the Hugging Face hub: a link to a file elsewhere.
     fs::remove_file(folder.join("a.safetensors")).unwrap();
     std::os::unix::fs::symlink("../outside.safetensors", folder.join("a.safetensors")).unwrap();

@@ -205,6 +205,10 @@ pub unsafe extern "C" fn wc_compare(
 /// - `options`: as for `wc_checksum`; bytes are the logical bytes of the parameters hashed.
 /// - `out_json`: receives `{key: digest}`, a baseline for `wc_compare`, in the order of the plan: every parameter of every
 ///   rank whose bytes the plan determines. One that arithmetic made or that has elements which nothing writes is left out.
+///   So is one that this library cannot put together, and a warning in the log (`wc_set_log_callback`) gives their number,
+///   the first one and why: it is cut too finely to be looked at, or has a piece in a dtype without casts. Casts are known
+///   between float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int8 to int64, uint8 to uint64 and bool; in
+///   every other dtype values are copied, or are the constant 0, and pass through no other dtype.
 ///   Owned by the caller, freed with `wc_string_free`.
 ///
 /// Returns as `wc_checksum`. Also `BAD_PLAN` (also when the plan determines no parameter at all), `BAD_CHECKPOINT`,
@@ -251,6 +255,7 @@ pub unsafe extern "C" fn wc_expect(
 ///   "overlapping", "past_the_end", "unaudited", "replicas"}`; owned by the caller, freed with `wc_string_free`. Counted in
 ///   elements, and `first` is the coordinates of the first one:
 ///   - `unplaced`: `{"source", "explained"}`, checkpoint tensors of which no rank takes an element; sources = placed + unplaced.
+///     What later constants overwrite in a parameter is not taken.
 ///   - `partly_placed`: `{"source", "elements", "of", "first"}`, of which some elements are missing.
 ///   - `unwritten`: `{"key", "elements", "of", "first"}`, parameters with elements that no piece writes.
 ///   - `overlapping`: `{"key", "elements", "first", "sources"}`, with elements that get two different ones of the checkpoint.
@@ -260,7 +265,7 @@ pub unsafe extern "C" fn wc_expect(
 ///
 ///   `complete` is true when all lists are empty but `replicas` and what is explained in `unplaced`.
 ///
-/// Returns `WC_STATUS_OK` whatever is found; `NULL_POINTER`, `BAD_PLAN`, `PANIC`.
+/// Returns `WC_STATUS_OK` whatever is found; `NULL_POINTER`, `BAD_PLAN` (also for a plan without any parameter), `PANIC`.
 ///
 /// Threads: uses the calling one. Takes at most some seconds beyond reading the text, and 256 MiB beyond what that takes.
 ///

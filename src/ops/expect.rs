@@ -1,6 +1,7 @@
 //! expect: what every rank must hold after loading, told by a plan and a checkpoint.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::Path;
 use std::time::Instant;
 
@@ -9,14 +10,14 @@ use crate::checkpoint::Checkpoint;
 use crate::dtype::DType;
 use crate::hash;
 use crate::memory::Memory;
-use crate::plan::apply::{Data, Planned};
-use crate::plan::audit::is_written;
+use crate::plan::apply::{self, Data, Planned};
+use crate::plan::audit::{Work, is_written};
 use crate::plan::{Origin, Parameter, Piece, Plan, Tensor};
 use crate::progress::Progress;
 use crate::rank::Rank;
 use crate::reader::Logical;
 use crate::report::ChecksumReport;
-use crate::status::{Error, Result, Status};
+use crate::status::{self, Error, Status};
 use crate::view::TensorView;
 
 /// Where the tensors are that a plan reads.
@@ -30,13 +31,13 @@ pub enum Sources<'a> {
 
 /// The digest of every parameter of every rank whose bytes the JSON text `plan` determines, in its order.
 ///
-/// Left out are parameters that arithmetic made, and those with elements that no piece writes. What several ranks hold
-/// alike is hashed once.
+/// Left out are parameters that arithmetic made, and those with elements that no piece writes; and, with a warning in the
+/// log, those that this library cannot put together. What several ranks hold alike is hashed once.
 ///
 /// # Errors
 /// `BadPlan` when the plan is wrong or determines nothing; `BadCheckpoint`; `MissingSource` and `SourceMismatch` for a tensor
 /// that is read; `Cancelled` by the progress callback.
-pub fn expect(plan: &str, sources: Sources<'_>, options: &Options<'_>) -> Result<ChecksumReport> {
+pub fn expect(plan: &str, sources: Sources<'_>, options: &Options<'_>) -> status::Result<ChecksumReport> {
     let started = Instant::now();
     let plan = Plan::parse(plan)?;
     let wanted = Wanted::of(&plan)?;
@@ -63,7 +64,7 @@ pub fn expect(plan: &str, sources: Sources<'_>, options: &Options<'_>) -> Result
             Error::new(Status::BadPlan, format!("the plan, parameter '{}': {what}", parameter.tensor.name))
         })
     });
-    let planned = planned.collect::<Result<Vec<_>>>()?;
+    let planned = planned.collect::<status::Result<Vec<_>>>()?;
     let total = planned.iter().fold(0u64, |total, planned| total.saturating_add(planned.length()));
     let progress = Progress::start(total, options.progress)?;
     let check_files = || checkpoint.as_ref().map_or(Ok(()), Checkpoint::check_unchanged);
@@ -78,6 +79,55 @@ pub fn expect(plan: &str, sources: Sources<'_>, options: &Options<'_>) -> Result
     Ok(ChecksumReport { checksums })
 }
 
+/// Whether `plan` says where every element of `parameter` is from. An error says why this library cannot tell, or cannot
+/// put it together.
+fn is_determined(parameter: &Parameter, plan: &Plan, work: &mut Work) -> Result<bool, String> {
+    if !parameter.is_copied() || !is_written(parameter, work)? {
+        return Ok(false);
+    }
+    apply::check(parameter, |source| plan.sources[source].dtype).map(|()| true)
+}
+
+/// Parameters that are left out since this library cannot put them together.
+#[derive(Default)]
+struct Unable {
+    count: usize,
+    /// The key, the name and the reason of the first.
+    first: Option<(String, String, String)>,
+}
+
+impl Unable {
+    fn add(&mut self, rank: Rank, parameter: &Parameter, reason: &str) {
+        let name = &parameter.tensor.name;
+        self.count += 1;
+        self.first.get_or_insert_with(|| (rank.key(name), name.clone(), reason.to_owned()));
+    }
+
+    /// Says so: who reads the digests would look for these in vain.
+    fn warn(&self) {
+        if let Some((key, _, reason)) = &self.first {
+            let count = self.count;
+            log::warn!(
+                "expect leaves out {count} parameters that it cannot put together; the first is '{key}': {reason}"
+            );
+        }
+    }
+
+    /// That none of `count` parameters is determined.
+    fn error(&self, count: usize) -> Error {
+        let what = match &self.first {
+            Some((_, name, reason)) => {
+                format!("the plan, parameter '{name}': {reason}; the plan determines no other one either")
+            }
+            None => format!(
+                "the plan determines no parameter: of {count}, every one has elements that are computed or that nothing \
+                 writes"
+            ),
+        };
+        Error::new(Status::BadPlan, what)
+    }
+}
+
 /// What decides a parameter's bytes.
 type Content<'p> = (DType, &'p [u64], &'p [Piece]);
 
@@ -90,33 +140,34 @@ struct Wanted<'p> {
 }
 
 impl<'p> Wanted<'p> {
-    fn of(plan: &'p Plan) -> Result<Self> {
+    fn of(plan: &'p Plan) -> status::Result<Self> {
         let mut wanted = Self { keys: Vec::new(), unique: Vec::new() };
-        let mut known: HashMap<Content<'_>, Option<usize>> = HashMap::new();
+        let mut known: HashMap<Content<'_>, Result<Option<usize>, String>> = HashMap::new();
+        let (mut unable, mut work) = (Unable::default(), Work::default());
         for (rank, parameter) in parameters(plan) {
             let Parameter { tensor, pieces } = parameter;
             let same: Content<'_> = (tensor.dtype, &tensor.shape[..], &pieces[..]);
-            let index = match known.get(&same) {
-                Some(index) => *index,
-                None => {
+            let index: &Result<Option<usize>, String> = match known.entry(same) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(unknown) => {
                     parameter.check_bounds(&plan.sources, rank)?;
-                    let is_determined = parameter.is_copied() && is_written(parameter)?;
-                    let index = is_determined.then_some(wanted.unique.len());
-                    wanted.unique.extend(is_determined.then_some(parameter));
-                    known.insert(same, index);
-                    index
+                    let found = is_determined(parameter, plan, &mut work).map(|is_determined| {
+                        let index = is_determined.then_some(wanted.unique.len());
+                        wanted.unique.extend(is_determined.then_some(parameter));
+                        index
+                    });
+                    unknown.insert(found)
                 }
             };
-            wanted.keys.extend(index.map(|index| (rank.key(&tensor.name), index)));
+            match index {
+                Ok(index) => wanted.keys.extend(index.map(|index| (rank.key(&tensor.name), index))),
+                Err(reason) => unable.add(rank, parameter, reason),
+            }
         }
         if wanted.keys.is_empty() {
-            let what = format!(
-                "the plan determines none of its {} parameters: every one has elements that are computed or that \
-                 nothing writes",
-                parameters(plan).count()
-            );
-            return Err(Error::new(Status::BadPlan, what));
+            return Err(unable.error(parameters(plan).count()));
         }
+        unable.warn();
         Ok(wanted)
     }
 
@@ -134,7 +185,7 @@ fn parameters(plan: &Plan) -> impl Iterator<Item = (Rank, &Parameter)> {
     plan.ranks.iter().flat_map(|rank| rank.parameters.iter().map(|parameter| (rank.rank, parameter)))
 }
 
-fn in_files<'c>(source: &Tensor, checkpoint: &'c Checkpoint) -> Result<Data<'c>> {
+fn in_files<'c>(source: &Tensor, checkpoint: &'c Checkpoint) -> status::Result<Data<'c>> {
     let Some((entry, bytes)) = checkpoint.get(&source.name) else {
         return Err(missing(source, format_args!("in the checkpoint '{}'", checkpoint.path().display())));
     };
@@ -142,7 +193,7 @@ fn in_files<'c>(source: &Tensor, checkpoint: &'c Checkpoint) -> Result<Data<'c>>
     Ok(Data::new(Memory::from(bytes), entry.dtype, None))
 }
 
-fn in_memory<'a>(source: &Tensor, views: &HashMap<&str, &'a TensorView<'a>>) -> Result<Data<'a>> {
+fn in_memory<'a>(source: &Tensor, views: &HashMap<&str, &'a TensorView<'a>>) -> status::Result<Data<'a>> {
     let Some(view) = views.get(source.name.as_str()) else {
         return Err(missing(source, format_args!("among the {} tensors given", views.len())));
     };
@@ -157,7 +208,7 @@ fn missing(source: &Tensor, place: std::fmt::Arguments<'_>) -> Error {
 }
 
 /// Refuses a tensor that is not what the plan was recorded with.
-fn check_same(source: &Tensor, dtype: DType, shape: &[u64]) -> Result<()> {
+fn check_same(source: &Tensor, dtype: DType, shape: &[u64]) -> status::Result<()> {
     if (source.dtype, &source.shape[..]) == (dtype, shape) {
         return Ok(());
     }

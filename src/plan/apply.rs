@@ -2,14 +2,29 @@
 
 use std::ops::Range;
 
-use super::Parameter;
 pub use super::ready::Data;
-use super::ready::{From, Ready, Stage};
+use super::ready::{self, From, Ready, Stage};
 use super::window::{Part, clip};
+use super::{Parameter, Piece};
+use crate::dtype::DType;
 use crate::reader::{Bytes, Logical, Scattered};
 
 /// The most bytes of any element.
 const MOST_ELEMENT_BYTES: usize = 16;
+
+/// Whether the pieces of `parameter` can be executed; `dtype` gives the type of a source by its index.
+///
+/// An error says which piece cannot: it is computed, or it is cast in a way that this library does not know.
+pub fn check(parameter: &Parameter, dtype: impl Fn(usize) -> DType) -> Result<(), String> {
+    some(parameter).try_for_each(|(number, piece)| {
+        ready::check(piece, parameter.tensor.dtype, &dtype).map_err(|what| format!("piece {number}: {what}"))
+    })
+}
+
+/// The pieces that have elements, each with its number.
+fn some(parameter: &Parameter) -> impl Iterator<Item = (usize, &Piece)> {
+    parameter.pieces.iter().enumerate().filter(|(_, piece)| piece.elements() > 0)
+}
 
 /// A parameter with the data of its sources. Its bytes are put together as they are read.
 pub struct Planned<'v> {
@@ -27,11 +42,11 @@ impl<'v> Planned<'v> {
     /// Prepares `parameter`, all of whose elements must be written by pieces that stay inside of it and of their
     /// sources; `data` gives those by their index.
     ///
-    /// An error says what is wrong with a piece: it is computed, or it is cast in a way that this library does not know.
+    /// An error is that of [`check`].
     pub fn new(parameter: &'v Parameter, data: impl Fn(usize) -> Data<'v>) -> Result<Self, String> {
         let tensor = &parameter.tensor;
         let mut pieces = Vec::with_capacity(parameter.pieces.len());
-        for (number, piece) in parameter.pieces.iter().enumerate().filter(|(_, piece)| piece.elements() > 0) {
+        for (number, piece) in some(parameter) {
             let ready = Ready::new(piece, tensor.dtype, &data).map_err(|what| format!("piece {number}: {what}"))?;
             pieces.push(ready);
         }

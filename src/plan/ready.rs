@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::compose::compose;
 use super::window::{Part, Step, steps};
 use super::{Dim, Origin, Piece};
-use crate::cast::{Caster, caster, constant};
+use crate::cast::{Caster, Constant, Value, caster, constant};
 use crate::dtype::DType;
 use crate::layout::Layout;
 use crate::memory::{Memory, Run};
@@ -65,6 +65,20 @@ pub struct Stage {
     next: Vec<u8>,
 }
 
+/// Whether a piece of a parameter of type `to` can be executed; `dtype` gives that of a source. An error says why not.
+pub fn check(piece: &Piece, to: DType, dtype: impl Fn(usize) -> DType) -> Result<(), String> {
+    match &piece.origin {
+        Origin::Computed { reason, .. } => Err(format!("it is computed: {reason}")),
+        Origin::Constant { value, via } => filled(*value, via, to).map(drop),
+        Origin::Source { source, via, .. } => casts(dtype(*source), via, to).map(drop),
+    }
+}
+
+/// An element of a constant piece.
+fn filled(value: Constant, via: &[DType], to: DType) -> Result<Value, String> {
+    constant(value, via, to).ok_or_else(|| format!("this library does not fill a constant into {}", names(via, to)))
+}
+
 impl<'v> Ready<'v> {
     pub fn new(piece: &Piece, to: DType, data: &impl Fn(usize) -> Data<'v>) -> Result<Self, String> {
         let target = piece.target_range();
@@ -72,9 +86,8 @@ impl<'v> Ready<'v> {
         let (start, dims, from, casts) = match &piece.origin {
             Origin::Computed { reason, .. } => return Err(format!("it is computed: {reason}")),
             Origin::Constant { value, via } => {
-                let value = constant(*value, via, to)
-                    .ok_or_else(|| format!("its constant cannot be filled into {}", names(via, to)))?;
-                (0, piece.dims.clone(), From::Constant(value.as_ref().to_vec()), Vec::new())
+                let value = filled(*value, via, to)?.as_ref().to_vec();
+                (0, piece.dims.clone(), From::Constant(value), Vec::new())
             }
             Origin::Source { source, offset, via } => {
                 let data = data(*source);

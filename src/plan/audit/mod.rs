@@ -42,8 +42,8 @@ pub fn audit(plan: &Plan) -> AuditReport {
 /// Whether pieces write all of `parameter`, for those who need no more than that.
 ///
 /// # Errors
-/// That it is cut too finely to tell.
-pub fn is_written(parameter: &Parameter) -> crate::status::Result<bool> {
+/// That it is cut too finely to tell, with what is left of `work`.
+pub fn is_written(parameter: &Parameter, work: &mut Work) -> Result<bool, String> {
     let Parameter { tensor, pieces } = parameter;
     if tensor.elements() == 0 {
         return Ok(true);
@@ -51,10 +51,10 @@ pub fn is_written(parameter: &Parameter) -> crate::status::Result<bool> {
     let some = pieces.iter().filter(|piece| piece.elements() > 0);
     let regions: Vec<Region> = some.map(Region::written).collect();
     let all = |work: &mut Work| cover::missing(&Region::row(0..tensor.elements()), &regions, work);
-    Work::default().at_most(TENSOR_STEPS, all).map(|missing| missing.elements == 0).map_err(|TooFine| {
-        let what = format!("the plan, parameter '{}': its pieces cut it too finely to be looked at", tensor.name);
-        crate::status::Error::new(crate::status::Status::BadPlan, what)
-    })
+    match work.at_most(TENSOR_STEPS, all) {
+        Ok(missing) => Ok(missing.elements == 0),
+        Err(TooFine) => Err("its pieces cut it too finely to be looked at".to_owned()),
+    }
 }
 
 /// A parameter, and all the places that have one of the same type, shape and pieces.
