@@ -21,6 +21,8 @@ COUNTS = ("parameters", "compared", "equal", "bytes")
 FAULTS = ("unplaced", "partly_placed", "unwritten", "overlapping", "past_the_end")
 HIDDEN = "hidden: the parameter has no bytes, since the engine keeps these weights in a form of its kernels"
 
+UNMADE = "its bytes cannot be told: it has a cast or a constant of a dtype that is only copied, or too many pieces"
+
 
 def judge(found: Mapping[str, Any], audit: Mapping[str, Any]) -> Report:
     """The report of a verification.
@@ -45,6 +47,7 @@ def judge(found: Mapping[str, Any], audit: Mapping[str, Any]) -> Report:
     algorithm = _one_algorithm(expected, live)
     planned = dict(parameters_of(found["plan"]))
     hidden = frozenset(found["hidden"])
+    unwritten = {finding["key"] for finding in audit["unwritten"]}
     keys: dict[str, list[str]] = {kind: [] for kind in WRONG}
     not_comparable: dict[str, str] = {}
     equal = 0
@@ -53,8 +56,10 @@ def judge(found: Mapping[str, Any], audit: Mapping[str, Any]) -> Report:
             keys["unexpected"].append(key)
         elif (reason := _reason(key, digest, expected, planned[key], key in hidden)) is not None:
             not_comparable[key] = reason
-        elif key not in expected:
+        elif key in unwritten:
             keys["unwritten"].append(key)
+        elif key not in expected:
+            not_comparable[key] = UNMADE
         elif digest != expected[key]:
             keys["differing"].append(key)
         else:

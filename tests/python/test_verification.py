@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from vllm_weight_checker.errors import CheckError, MismatchError, RankError
 from vllm_weight_checker.merging import Part
-from vllm_weight_checker.plans import parse
+from vllm_weight_checker.plans import parameters_of, parse
 from vllm_weight_checker.rank import Rank
 from vllm_weight_checker.verification import combine_verified, judge
 
@@ -24,7 +24,7 @@ COMPUTED = {"computed": "add", "sources": ["s"], **PLACE}
 NO_FAULT = {name: [] for name in ("unplaced", "partly_placed", "unwritten", "overlapping", "past_the_end", "replicas")}
 COMPLETE = {"complete": True, **NO_FAULT}
 INCOMPLETE = {**COMPLETE, "complete": False, "unplaced": [{"source": "t", "explained": None}]}
-KINDS = ["plain", "rewritten", "computed", "unwritten", "hidden", "unplanned"]
+KINDS = ["plain", "rewritten", "computed", "unmade", "unwritten", "hidden", "unplanned"]
 LIVE = ["equal", "different", "absent"]
 LISTS = ("differing", "missing", "unexpected", "unwritten")
 
@@ -62,13 +62,19 @@ def findings(parameters: dict[str, tuple[str, str]], algorithm: str = "sha256") 
     return {"plan": parse(plan), "expected": expected, "checksums": live, "hidden": hidden, **facts}
 
 
+def with_unwritten(audit: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """The audit of a plan in which nothing writes the parameters without pieces."""
+    keys = [key for key, parameter in parameters_of(found["plan"]) if not parameter["pieces"]]
+    return {**audit, "unwritten": [{"key": key, "elements": 1, "of": 1, "first": [0]} for key in keys]}
+
+
 def verdict(kind: str, state: str) -> str:
     """The rule, said once more: what the report says of such a parameter."""
     if state == "absent":
         return "absent" if kind == "unplanned" else "missing"
     if kind == "unplanned":
         return "unexpected"
-    if kind in ("hidden", "computed"):
+    if kind in ("hidden", "computed", "unmade"):
         return "not_comparable"
     if kind == "unwritten":
         return "unwritten"
@@ -84,7 +90,7 @@ parameters = st.dictionaries(keys, st.tuples(st.sampled_from(KINDS), st.sampled_
 @given(parameters, st.booleans())
 def test_every_parameter_is_in_the_right_place(given_parameters: dict[str, tuple[str, str]], complete: bool) -> None:
     found = findings(given_parameters)
-    audit = COMPLETE if complete else INCOMPLETE
+    audit = with_unwritten(COMPLETE if complete else INCOMPLETE, found)
     truth: dict[str, list[str]] = {}
     for key in sorted(given_parameters):
         truth.setdefault(verdict(*given_parameters[key]), []).append(key)
@@ -152,7 +158,8 @@ def test_digests_of_two_algorithms_are_never_compared() -> None:
 
 
 def part(rank: Rank, states: dict[str, tuple[str, str]], audit: dict[str, Any] = COMPLETE) -> Part:
-    report = judge(findings({rank.prefix + name: state for name, state in states.items()}), audit)
+    found = findings({rank.prefix + name: state for name, state in states.items()})
+    report = judge(found, with_unwritten(audit, found))
     return Part(f"http://tp{rank.tp}", (rank,), json.loads(json.dumps(dict(report))))
 
 
