@@ -179,25 +179,39 @@ mod tests {
         }
     }
 
+    /// What `copy` writes, and what it should, for counts, steps in the source, and gaps in the target.
+    fn copied(counts: (u64, u64), steps: (i64, i64), gaps: (u64, u64), size: u64) -> (Vec<u8>, Vec<u8>) {
+        let inner = Run { count: counts.1, source: steps.1, target: size + gaps.0 };
+        let outer = Run { count: counts.0, source: steps.0, target: inner.count * (size + gaps.0) + gaps.1 };
+        let lowest: i64 = [outer, inner].iter().map(|run| (run.count - 1) as i64 * run.source.min(0)).sum();
+        let highest: i64 = [outer, inner].iter().map(|run| (run.count - 1) as i64 * run.source.max(0)).sum();
+        let from: Vec<u8> = (0..highest - lowest + size as i64).map(|index| (index % 251) as u8).collect();
+        let mut expected = vec![0xa5; (outer.count * outer.target) as usize];
+        let mut found = expected.clone();
+        by_definition(&from, -lowest, outer, inner, size as usize, &mut expected);
+        Memory::from(&from[..]).copy(-lowest as u64, outer, inner, size, &mut found);
+        (found, expected)
+    }
+
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
         #[test]
         fn every_element_is_copied_to_its_place(
-            (outer, inner) in (1u64..80, 1u64..80),
-            (down, right) in (-90i64..90, -90i64..90),
-            (gap, space) in (0u64..3, 0u64..3),
+            counts in (1u64..80, 1u64..80),
+            steps in (-90i64..90, -90i64..90),
+            gaps in (0u64..3, 0u64..3),
             size in prop::sample::select(vec![1u64, 2, 4, 8, 16]),
         ) {
-            let inner = Run { count: inner, source: right, target: size + gap };
-            let outer = Run { count: outer, source: down, target: inner.count * (size + gap) + space };
-            let lowest: i64 = [outer, inner].iter().map(|run| (run.count - 1) as i64 * run.source.min(0)).sum();
-            let highest: i64 = [outer, inner].iter().map(|run| (run.count - 1) as i64 * run.source.max(0)).sum();
-            let from: Vec<u8> = (0..highest - lowest + size as i64).map(|index| (index % 251) as u8).collect();
-            let mut expected = vec![0xa5; (outer.count * outer.target) as usize];
-            let mut found = expected.clone();
-            by_definition(&from, -lowest, outer, inner, size as usize, &mut expected);
-            Memory::from(&from[..]).copy(-lowest as u64, outer, inner, size, &mut found);
+            let (found, expected) = copied(counts, steps, gaps, size);
             prop_assert_eq!(found, expected);
         }
+    }
+
+    #[test]
+    fn rows_that_are_read_again_are_copied_too() {
+        let (found, expected) = copied((2, 2), (0, 5), (0, 0), 1);
+        assert_eq!(found, expected);
     }
 
     #[test]
