@@ -2,9 +2,8 @@
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
-use core::array;
 
-use super::backend::{Backend, State, check};
+use super::backend::{Backend, State};
 use super::x86_wide::{self, Vector};
 
 const LANES: usize = 8;
@@ -29,13 +28,11 @@ impl Backend for Avx2 {
     }
 
     fn compress(&self, states: &mut [State], blocks: &[&[u8]]) {
-        check(LANES, states, blocks);
-        let starts: [_; LANES] = array::from_fn(|lane| blocks[lane % blocks.len()].as_ptr());
-        let mut all: [_; LANES] = array::from_fn(|lane| states[lane % states.len()]);
-        // SAFETY: this value proves AVX2 (`try_new`). Each start is that of a slice as long as the first one, a
-        // multiple of 64 (`check`).
-        unsafe { compress(&mut all, &starts, blocks[0].len()) };
-        states.copy_from_slice(&all[..states.len()]);
+        x86_wide::fill_lanes(states, blocks, |states, starts, bytes| {
+            // SAFETY: this value proves AVX2 (`try_new`). Each start is that of a slice of `bytes` bytes, a multiple of
+            // 64 (`fill_lanes` has checked that).
+            unsafe { compress(states, starts, bytes) };
+        });
     }
 }
 

@@ -3,7 +3,9 @@
 //! Word i of all messages is one vector, so a round is the same instructions as for one message, on vectors.
 #![allow(unsafe_code)]
 
-use super::backend::{BLOCK_BYTES, K, State};
+use core::array;
+
+use super::backend::{BLOCK_BYTES, K, State, check};
 
 /// Vectors of 32-bit words, one word of each of `LANES` messages.
 ///
@@ -30,6 +32,20 @@ pub(super) trait Vector<const LANES: usize>: Copy {
     unsafe fn load(states: &[State; LANES]) -> [Self; 8];
     /// Undoes [`load`](Vector::load).
     unsafe fn store(words: [Self; 8], states: &mut [State; LANES]);
+}
+
+/// Calls `compress` with `LANES` states and as many starts of blocks, and the bytes of each: those of the messages given,
+/// of which some come twice when they are fewer, so that every lane has work that is safe.
+pub(super) fn fill_lanes<const LANES: usize>(
+    states: &mut [State],
+    blocks: &[&[u8]],
+    compress: impl FnOnce(&mut [State; LANES], &[*const u8; LANES], usize),
+) {
+    check(LANES, states, blocks);
+    let starts: [_; LANES] = array::from_fn(|lane| blocks[lane % blocks.len()].as_ptr());
+    let mut all: [_; LANES] = array::from_fn(|lane| states[lane % states.len()]);
+    compress(&mut all, &starts, blocks[0].len());
+    states.copy_from_slice(&all[..states.len()]);
 }
 
 /// Advances the states over their blocks. Fast only when inlined into a function that is compiled for what `V` needs.
