@@ -74,10 +74,6 @@ class Provenance:
         blocks = [block for tensor in tensors for block in self._blocks.get(_memory(tensor), ())]
         return frozenset(name for block in blocks for name in block.origin.sources)
 
-    def length(self, tensor: torch.Tensor) -> int:
-        """How many blocks were written to its memory; grows with every write."""
-        return len(self._blocks.get(_memory(tensor), ()))
-
     def copy(self, target: torch.Tensor, source: torch.Tensor, reversed_dims: tuple[int, ...] = ()) -> None:
         """The elements of `source`, broadcast, are now in `target`, cast to its dtype; `reversed_dims` reversed."""
         if (
