@@ -163,6 +163,30 @@ enum WcStatus
    A tensor that the plan reads has another dtype or shape than when the plan was recorded.
    */
   WC_STATUS_SOURCE_MISMATCH = 26,
+  /*
+   A tensor is on a CUDA device, and libcuda cannot be loaded, is too old, or has no such device.
+   */
+  WC_STATUS_CUDA_UNAVAILABLE = 27,
+  /*
+   A part of the tensor's device memory is not allocated: freed, or unmapped as by an engine that sleeps.
+   */
+  WC_STATUS_UNALLOCATED_DEVICE_MEMORY = 28,
+  /*
+   The tensor's memory is on another device than the one stated, or is not device memory.
+   */
+  WC_STATUS_WRONG_DEVICE = 29,
+  /*
+   The stream is being captured into a CUDA graph.
+   */
+  WC_STATUS_STREAM_CAPTURING = 30,
+  /*
+   The device, or the host's pinned memory, has no room for the little that the call needs.
+   */
+  WC_STATUS_OUT_OF_DEVICE_MEMORY = 31,
+  /*
+   The CUDA driver reported an error of another kind.
+   */
+  WC_STATUS_CUDA = 32,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -305,6 +329,16 @@ typedef struct WcOptions {
    Given to `progress` as it is.
    */
   void *progress_data;
+  /*
+   The `cudaStream_t` (or `CUstream`) that has the work in its queue which wrote the device tensors: the call waits for it
+   on the device. NULL is the legacy default stream. Work in other streams is for the caller to wait for.
+   */
+  void *stream;
+  /*
+   The most pinned host memory that a call uses at once to hash device tensors by `WC_ALGORITHM_SHA256`, in bytes, at
+   least 1 MiB; 0 for the default of 256 MiB.
+   */
+  uint64_t max_host_bytes;
 } WcOptions;
 
 /*

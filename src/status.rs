@@ -62,6 +62,18 @@ pub enum Status {
     MissingSource = 25,
     /// A tensor that the plan reads has another dtype or shape than when the plan was recorded.
     SourceMismatch = 26,
+    /// A tensor is on a CUDA device, and libcuda cannot be loaded, is too old, or has no such device.
+    CudaUnavailable = 27,
+    /// A part of the tensor's device memory is not allocated: freed, or unmapped as by an engine that sleeps.
+    UnallocatedDeviceMemory = 28,
+    /// The tensor's memory is on another device than the one stated, or is not device memory.
+    WrongDevice = 29,
+    /// The stream is being captured into a CUDA graph.
+    StreamCapturing = 30,
+    /// The device, or the host's pinned memory, has no room for the little that the call needs.
+    OutOfDeviceMemory = 31,
+    /// The CUDA driver reported an error of another kind.
+    Cuda = 32,
 }
 
 /// A call that could not say anything: its status, and a message that names the tensor and what to do.

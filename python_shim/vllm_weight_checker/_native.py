@@ -50,6 +50,8 @@ class WcOptions(ctypes.Structure):
         ("threads", ctypes.c_uint32),
         ("progress", ProgressCallback),
         ("progress_data", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+        ("max_host_bytes", ctypes.c_uint64),
     ]
 
 

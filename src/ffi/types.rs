@@ -115,12 +115,18 @@ pub struct WcOptions {
     pub progress: WcProgressCallback,
     /// Given to `progress` as it is.
     pub progress_data: *mut c_void,
+    /// The `cudaStream_t` (or `CUstream`) that has the work in its queue which wrote the device tensors: the call waits for it
+    /// on the device. NULL is the legacy default stream. Work in other streams is for the caller to wait for.
+    pub stream: *mut c_void,
+    /// The most pinned host memory that a call uses at once to hash device tensors by `WC_ALGORITHM_SHA256`, in bytes, at
+    /// least 1 MiB; 0 for the default of 256 MiB.
+    pub max_host_bytes: u64,
 }
 
 const _: () = {
     use std::mem::{offset_of, size_of};
     assert!(size_of::<usize>() == 8, "the layouts below are those of 64-bit targets");
-    assert!(size_of::<WcTensor>() == 64 && size_of::<WcRank>() == 16 && size_of::<WcOptions>() == 32);
+    assert!(size_of::<WcTensor>() == 64 && size_of::<WcRank>() == 16 && size_of::<WcOptions>() == 48);
     // DLTensor: data 0, device 8, ndim 16, dtype 20, shape 24, strides 32, byte_offset 40; 48 bytes.
     assert!(offset_of!(WcTensor, data) == 16 && offset_of!(WcTensor, device) == 16 + 8);
     assert!(offset_of!(WcTensor, ndim) == 16 + 16 && offset_of!(WcTensor, dtype) == 16 + 20);

@@ -78,6 +78,8 @@ pub fn options(threads: u32) -> WcOptions {
         threads,
         progress: None,
         progress_data: ptr::null_mut::<c_void>(),
+        stream: ptr::null_mut(),
+        max_host_bytes: 0,
     }
 }
 
