@@ -6,43 +6,43 @@ use crate::layout::{Row, Rows};
 use crate::progress::Progress;
 use crate::reader::{Bytes, Logical, Scattered};
 use crate::status::Result;
-use crate::view::TensorView;
+use crate::view::HostTensor;
 
 /// Bytes that are written between two looks at progress and cancellation.
 const STEP_BYTES: usize = 4 << 20;
 
-impl Logical for TensorView<'_> {
+impl Logical for HostTensor<'_> {
     fn name(&self) -> &str {
-        TensorView::name(self)
+        self.view().name()
     }
 
     fn length(&self) -> u64 {
-        self.bytes()
+        self.view().bytes()
     }
 
     fn read(&self, range: Range<u64>) -> Bytes<'_> {
-        assert!(range.start <= range.end && range.end <= self.bytes(), "{range:?} is not in the tensor");
-        if self.layout().is_contiguous() {
-            return Bytes::Contiguous(block(self, range.start, range.end - range.start));
+        assert!(range.start <= range.end && range.end <= self.length(), "{range:?} is not in the tensor");
+        if self.view().layout().is_contiguous() {
+            return Bytes::Contiguous(block(*self, range.start, range.end - range.start));
         }
-        Bytes::Scattered(Scattered::Strided(Gather::new(self, range)))
+        Bytes::Scattered(Scattered::Strided(Gather::new(*self, range)))
     }
 }
 
 /// Bytes that lie side by side, `offset` from the first element.
-fn block<'v>(view: &'v TensorView<'_>, offset: u64, bytes: u64) -> &'v [u8] {
-    debug_assert!(offset + bytes <= view.layout().extent());
+fn block<'v>(tensor: HostTensor<'v>, offset: u64, bytes: u64) -> &'v [u8] {
+    debug_assert!(offset + bytes <= tensor.view().layout().extent());
     if bytes == 0 {
         return &[];
     }
     // SAFETY: inside the view's extent, which `view::views` found mapped and readable; its caller keeps it so and lets
     // nobody write until the view is dropped, and the slice lives no longer.
-    unsafe { std::slice::from_raw_parts(view.start().add(offset as usize), bytes as usize) }
+    unsafe { std::slice::from_raw_parts(tensor.start().add(offset as usize), bytes as usize) }
 }
 
 /// Reads elements with gaps between them into a buffer, from any position on.
 pub struct Gather<'v> {
-    view: &'v TensorView<'v>,
+    tensor: HostTensor<'v>,
     rows: Rows<'v>,
     row: Option<Row>,
     /// The next byte: block number in the row, and position in the block.
@@ -53,14 +53,15 @@ pub struct Gather<'v> {
 }
 
 impl<'v> Gather<'v> {
-    fn new(view: &'v TensorView<'_>, range: Range<u64>) -> Self {
-        let (count, block) = view.layout().row_shape();
+    fn new(tensor: HostTensor<'v>, range: Range<u64>) -> Self {
+        let layout = tensor.view().layout();
+        let (count, block) = layout.row_shape();
         // Without elements there are no blocks, and no rows to find either.
         let block = block.max(1);
         let (number, within) = (range.start / block, range.start % block);
-        let mut rows = view.layout().rows_from(number / count);
+        let mut rows = layout.rows_from(number / count);
         let row = rows.next();
-        Self { view, rows, row, index: number % count, within, left: range.end - range.start, end: range.end }
+        Self { tensor, rows, row, index: number % count, within, left: range.end - range.start, end: range.end }
     }
 
     /// Bytes that have not been read yet.
@@ -71,7 +72,7 @@ impl<'v> Gather<'v> {
     /// Steps back over the last `bytes` read, to read them again.
     pub fn rewind(&mut self, bytes: u64) {
         if bytes > 0 {
-            *self = Self::new(self.view, self.end - self.left - bytes..self.end);
+            *self = Self::new(self.tensor, self.end - self.left - bytes..self.end);
         }
     }
 
@@ -91,8 +92,8 @@ impl<'v> Gather<'v> {
             let target = &mut out[done..done + bytes as usize];
             let offset = row.offset + self.index * row.stride + self.within;
             match blocks {
-                0 => target.copy_from_slice(block(self.view, offset, bytes)),
-                _ => gather(self.view, Row { offset, count: blocks, ..row }, target),
+                0 => target.copy_from_slice(block(self.tensor, offset, bytes)),
+                _ => gather(self.tensor, Row { offset, count: blocks, ..row }, target),
             }
             self.advance(row, blocks, bytes);
             done += bytes as usize;
@@ -117,41 +118,41 @@ impl<'v> Gather<'v> {
 }
 
 /// Copies the blocks of `row` to `out`, which is exactly as long.
-fn gather(view: &TensorView<'_>, row: Row, out: &mut [u8]) {
+fn gather(tensor: HostTensor<'_>, row: Row, out: &mut [u8]) {
     match row.block {
-        1 => gather_elements::<1>(view, row, out),
-        2 => gather_elements::<2>(view, row, out),
-        4 => gather_elements::<4>(view, row, out),
-        8 => gather_elements::<8>(view, row, out),
-        16 => gather_elements::<16>(view, row, out),
+        1 => gather_elements::<1>(tensor, row, out),
+        2 => gather_elements::<2>(tensor, row, out),
+        4 => gather_elements::<4>(tensor, row, out),
+        8 => gather_elements::<8>(tensor, row, out),
+        16 => gather_elements::<16>(tensor, row, out),
         _ => {
             for (index, target) in out.chunks_exact_mut(row.block as usize).enumerate() {
-                target.copy_from_slice(block(view, row.offset + index as u64 * row.stride, row.block));
+                target.copy_from_slice(block(tensor, row.offset + index as u64 * row.stride, row.block));
             }
         }
     }
 }
 
 /// `gather` for blocks of a size known to the compiler, which makes each a load and a store.
-fn gather_elements<const SIZE: usize>(view: &TensorView<'_>, row: Row, out: &mut [u8]) {
+fn gather_elements<const SIZE: usize>(tensor: HostTensor<'_>, row: Row, out: &mut [u8]) {
     let (elements, _) = out.as_chunks_mut::<SIZE>();
     debug_assert_eq!(elements.len() as u64, row.count);
     for (index, element) in elements.iter_mut().enumerate() {
         let offset = (row.offset + index as u64 * row.stride) as usize;
         // SAFETY: inside the checked extent, readable and not written meanwhile, as in `block`; a byte array has no
         // alignment.
-        *element = unsafe { view.start().add(offset).cast::<[u8; SIZE]>().read() };
+        *element = unsafe { tensor.start().add(offset).cast::<[u8; SIZE]>().read() };
     }
 }
 
-/// Writes every element of `view`: the logical byte at position `p` becomes byte `p % 8` of `word(p / 8)`.
+/// Writes every element of `tensor`: the logical byte at position `p` becomes byte `p % 8` of `word(p / 8)`.
 ///
-/// The view must come from [`view::views`](crate::view::views) with [`Access::Write`](crate::mapped::Access::Write), and no other thread may write
+/// Its view must come from [`view::views`](crate::view::views) with [`Access::Write`](crate::mapped::Access::Write), and no other thread may write
 /// to memory that overlaps it meanwhile.
-pub fn fill(view: &TensorView<'_>, progress: &Progress<'_>, word: impl Fn(u64) -> u64) -> Result<()> {
+pub fn fill(tensor: HostTensor<'_>, progress: &Progress<'_>, word: impl Fn(u64) -> u64) -> Result<()> {
     let mut position = 0;
     let mut unreported = 0;
-    for row in view.layout().rows() {
+    for row in tensor.view().layout().rows() {
         for index in 0..row.count {
             let mut offset = row.offset + index * row.stride;
             let mut left = row.block;
@@ -160,7 +161,7 @@ pub fn fill(view: &TensorView<'_>, progress: &Progress<'_>, word: impl Fn(u64) -
                 // SAFETY: inside the extent that `views` found mapped and writable; the caller gives overlapping views
                 // to one thread, and nobody else may write or read until the view is dropped.
                 let piece =
-                    unsafe { std::slice::from_raw_parts_mut(view.start().add(offset as usize), bytes as usize) };
+                    unsafe { std::slice::from_raw_parts_mut(tensor.start().add(offset as usize), bytes as usize) };
                 fill_piece(piece, position, &word);
                 position += bytes;
                 offset += bytes;

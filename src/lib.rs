@@ -8,7 +8,7 @@
 //! ```text
 //! layer 3  ffi        the C ABI: panic boundary, pointer checks, one call, outputs
 //! layer 2  ops        the verbs, in safe Rust
-//! layer 1  checkpoint, hash, host, memory, parallel, plan, reader   files, digests, threads, where elements are from
+//! layer 1  checkpoint, cuda, hash, host, memory, parallel, plan, reader   files, devices, digests, threads, elements
 //! layer 0  baseline, cast, digest, dtype, layout, mapped, named, progress, rank, report, status, view   plain data and its checks
 //! ```
 #![deny(unsafe_code, unsafe_op_in_unsafe_fn, missing_docs)]
@@ -20,6 +20,7 @@ compile_error!("digests are of little-endian bytes; this target would have to sw
 pub mod baseline;
 pub mod cast;
 pub mod checkpoint;
+pub mod cuda;
 pub mod digest;
 pub mod dtype;
 #[allow(unsafe_code)]

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use crate::view::TensorView;
+use crate::view::HostTensor;
 
 /// Elements along one side of the squares in which a transposed source is copied.
 const TILE: usize = 32;
@@ -27,9 +27,9 @@ impl<'v> From<&'v [u8]> for Memory<'v> {
     }
 }
 
-impl<'v> From<&'v TensorView<'_>> for Memory<'v> {
-    fn from(view: &'v TensorView<'_>) -> Self {
-        Self { start: view.start(), bytes: view.layout().extent(), lifetime: PhantomData }
+impl<'v> From<HostTensor<'v>> for Memory<'v> {
+    fn from(tensor: HostTensor<'v>) -> Self {
+        Self { start: tensor.start(), bytes: tensor.view().layout().extent(), lifetime: PhantomData }
     }
 }
 

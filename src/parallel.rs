@@ -66,6 +66,23 @@ pub fn on_threads(threads: usize, work: impl Fn() + Sync) {
     });
 }
 
+/// Runs all `jobs` at the same time, each on a thread of its own but the first, which the calling thread runs; or some one
+/// after the other when the system refuses threads. Gives their results in order.
+pub fn together<T: Send>(jobs: Vec<impl FnOnce() -> T + Send>) -> Vec<T> {
+    let waiting: Vec<Mutex<Option<_>>> = jobs.into_iter().map(|job| Mutex::new(Some(job))).collect();
+    let found: Vec<Mutex<Option<T>>> = waiting.iter().map(|_| Mutex::new(None)).collect();
+    let next = AtomicUsize::new(0);
+    on_threads(waiting.len(), || {
+        let take = || next.fetch_add(1, Ordering::Relaxed);
+        for (job, place) in std::iter::from_fn(|| { let index = take(); Some((waiting.get(index)?, &found[index])) }) {
+            let job = job.lock().unwrap_or_else(PoisonError::into_inner).take().expect("each index is taken once");
+            *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(job());
+        }
+    });
+    let result = |place: Mutex<Option<T>>| place.into_inner().unwrap_or_else(PoisonError::into_inner);
+    found.into_iter().map(|place| result(place).expect("every job has run")).collect()
+}
+
 /// How many threads are worth starting for jobs of `sizes` when `threads` are asked for (0: all allowed cores).
 pub fn useful_threads(sizes: &[u64], threads: usize) -> usize {
     let asked = if threads == 0 { allowed_cores() } else { threads };

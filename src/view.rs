@@ -13,6 +13,8 @@ use crate::status::{Error, Result, Status};
 
 /// DLPack's `DLDeviceType` of ordinary host memory.
 const DEVICE_CPU: i32 = 1;
+/// DLPack's `DLDeviceType` of a CUDA device's memory.
+const DEVICE_CUDA: i32 = 2;
 /// DLPack's `DLDeviceType` of host memory that CUDA has pinned.
 const DEVICE_CUDA_HOST: i32 = 3;
 
@@ -35,10 +37,20 @@ pub struct RawTensor<'a> {
     pub byte_offset: u64,
 }
 
-/// A checked tensor in host memory, borrowed for `'a`.
+/// Where a tensor's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Device {
+    /// This process's own memory, pinned by CUDA or not.
+    Host,
+    /// The CUDA device of this ordinal.
+    Cuda(i32),
+}
+
+/// A checked tensor, borrowed for `'a`.
 #[derive(Debug)]
 pub struct TensorView<'a> {
     name: &'a str,
+    device: Device,
     dtype: DType,
     shape: &'a [i64],
     start: *mut u8,
@@ -73,20 +85,41 @@ impl<'a> TensorView<'a> {
         &self.layout
     }
 
+    /// Where its memory is.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The tensor as one that can be read and written here, if it is in host memory.
+    pub fn on_host(&self) -> Option<HostTensor<'_>> {
+        (self.device == Device::Host).then_some(HostTensor(self))
+    }
+
     /// Its logical size in bytes.
     pub fn bytes(&self) -> u64 {
         self.layout.bytes()
     }
 
-    /// The address of the first element. [`Layout::extent`] bytes from here are mapped.
-    pub(crate) fn start(&self) -> *mut u8 {
-        self.start
-    }
-
-    /// The addresses from the first to behind the last byte of its elements.
+    /// The addresses, on its device, from the first to behind the last byte of its elements.
     pub fn addresses(&self) -> std::ops::Range<usize> {
         let start = self.start.addr();
         start..start + self.layout.extent() as usize
+    }
+}
+
+/// A tensor in host memory.
+#[derive(Clone, Copy, Debug)]
+pub struct HostTensor<'v>(&'v TensorView<'v>);
+
+impl<'v> HostTensor<'v> {
+    /// What it is, without the right to touch its memory.
+    pub fn view(self) -> &'v TensorView<'v> {
+        self.0
+    }
+
+    /// The address of the first element. [`Layout::extent`] bytes from here are mapped.
+    pub(crate) fn start(self) -> *mut u8 {
+        self.0.start
     }
 }
 
@@ -103,12 +136,13 @@ pub fn first_of_same_memory<'v>(views: &'v [TensorView<'_>]) -> Vec<usize> {
         if view.bytes() == 0 {
             return index;
         }
-        *first.entry((view.start.addr(), &view.layout, view.dtype)).or_insert(index)
+        *first.entry((view.device, view.start.addr(), &view.layout, view.dtype)).or_insert(index)
     };
     views.iter().enumerate().map(of).collect()
 }
 
-/// Checks all `tensors` for `access` and gives their views, in order.
+/// Checks all `tensors` for `access` and gives their views, in order. Of device memory only the description is checked: what
+/// is allocated there, [`cuda::Call::open`](crate::cuda::Call::open) asks the driver.
 ///
 /// # Errors
 /// The first tensor that is refused, by its status; no memory has been touched then.
@@ -120,7 +154,7 @@ pub unsafe fn views<'a>(tensors: &[RawTensor<'a>], access: Access) -> Result<Vec
     refuse_duplicates(tensors)?;
     let views = tensors.iter().map(check).collect::<Result<Vec<_>>>()?;
     let mut map = None;
-    for view in views.iter().filter(|view| view.bytes() > 0) {
+    for view in views.iter().filter(|view| view.device == Device::Host && view.bytes() > 0) {
         let map: &MemoryMap = match &mut map {
             Some(map) => map,
             none => none.insert(MemoryMap::of_this_process()?),
@@ -148,7 +182,7 @@ fn check<'a>(tensor: &RawTensor<'a>) -> Result<TensorView<'a>> {
         let what = format!("{} dimensions; at most {MAX_NDIM} are supported", tensor.shape.len());
         return Err(refuse((Status::BadNdim, what)));
     }
-    check_device(tensor.device).map_err(refuse)?;
+    let device = device(tensor.device).map_err(refuse)?;
     let (code, bits, lanes) = tensor.dtype;
     let dtype = DType::new(code, bits, lanes).map_err(refuse)?;
     let layout = Layout::new(tensor.shape, tensor.strides, dtype.element_bits()).map_err(refuse)?;
@@ -165,6 +199,7 @@ fn check<'a>(tensor: &RawTensor<'a>) -> Result<TensorView<'a>> {
     };
     Ok(TensorView {
         name: tensor.name,
+        device,
         dtype,
         shape: tensor.shape,
         start: tensor.data.with_addr(start),
@@ -173,13 +208,15 @@ fn check<'a>(tensor: &RawTensor<'a>) -> Result<TensorView<'a>> {
     })
 }
 
-fn check_device((device_type, device_id): (i32, i32)) -> std::result::Result<(), (Status, String)> {
+fn device((device_type, device_id): (i32, i32)) -> std::result::Result<Device, (Status, String)> {
     match device_type {
-        DEVICE_CPU | DEVICE_CUDA_HOST => Ok(()),
+        DEVICE_CPU | DEVICE_CUDA_HOST => Ok(Device::Host),
+        DEVICE_CUDA => Ok(Device::Cuda(device_id)),
         other => Err((
             Status::UnsupportedDevice,
             format!(
-                "it is on DLPack device ({other}, {device_id}); this version reads host memory only: device type 1 or 3"
+                "it is on DLPack device ({other}, {device_id}); read are host memory (device type {DEVICE_CPU} or \
+                 {DEVICE_CUDA_HOST}) and CUDA devices ({DEVICE_CUDA})"
             ),
         )),
     }

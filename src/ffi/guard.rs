@@ -9,6 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use super::types::{WcOptions, WcProgressCallback, WcRank, WcTensor};
+use crate::cuda::Producer;
 use crate::digest::Algorithm;
 use crate::layout::MAX_NDIM;
 use crate::ops::Options;
@@ -196,6 +197,8 @@ pub unsafe fn with_options<T>(pointer: *const WcOptions, work: impl FnOnce(&Opti
         algorithm: Algorithm::from_code(options.algorithm)?,
         threads: options.threads as usize,
         progress: if options.progress.is_some() { Some(&progress) } else { None },
+        stream: Producer::new(options.stream),
+        max_host_bytes: options.max_host_bytes,
     })
 }
 

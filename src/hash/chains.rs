@@ -1,5 +1,6 @@
 //! `sha256`: one chain a tensor, many tensors side by side over all threads.
 
+use std::ops::RangeInclusive;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::Engine;
@@ -12,11 +13,12 @@ use crate::progress::Progress;
 use crate::reader::Logical;
 use crate::status::{Error, Result};
 
-/// The most bytes of a message that are hashed before the schedule is looked at again: some milliseconds.
-const MOST_BYTES_A_TURN: u64 = 1 << 20;
+/// The bytes of a message that are hashed before the schedule is looked at again: some milliseconds, but enough that
+/// looking costs nothing.
+const BYTES_A_TURN: RangeInclusive<u64> = 64 << 10..=1 << 20;
 
-/// The fewest, so that looking costs nothing.
-const FEWEST_BYTES_A_TURN: u64 = 64 << 10;
+/// The same when a tensor is far: the first bytes of each turn are waited for.
+const BYTES_A_FAR_TURN: RangeInclusive<u64> = 256 << 10..=4 << 20;
 
 /// How often the schedule is looked at in a call, at least, for a call that is not tiny.
 const TURNS: u64 = 32;
@@ -61,7 +63,9 @@ pub fn digests<L: Logical>(
     let threads = parallel::useful_threads(&sizes, threads);
     let total = sizes.iter().fold(0u64, |total, size| total.saturating_add(*size));
     let turn = total / (threads * engine.choice.wide.lanes()) as u64 / TURNS;
-    let bytes_a_turn = turn.clamp(FEWEST_BYTES_A_TURN, MOST_BYTES_A_TURN) as usize;
+    let is_far = tensors.iter().any(|tensor| tensor.is_far());
+    let (turn, range) = if is_far { (turn * 4, BYTES_A_FAR_TURN) } else { (turn, BYTES_A_TURN) };
+    let bytes_a_turn = turn.clamp(*range.start(), *range.end()) as usize;
     let gathered = (MOST_GATHERED_BYTES / (threads * engine.choice.wide.lanes())).clamp(1, bytes_a_turn);
     // Powers of two, so that a turn ends where what was gathered does.
     let (bytes_a_turn, most_gathered) = (1 << bytes_a_turn.ilog2(), 1 << gathered.ilog2());
@@ -94,18 +98,30 @@ impl<'v, L: Logical> Call<'_, 'v, L> {
         let mut turn = Turn { call: self, taken: 0, is_over: false };
         let refills = self.engine.speeds.prefers_lanes(taken.len());
         let width = if refills { self.engine.choice.wide.lanes() } else { taken.len() };
-        let mut active: Vec<Message<'v>> = taken.into_iter().map(|(left, job)| turn.begin(left, job)).collect();
-        lanes::run(
-            &mut active,
-            width,
-            self.bytes_a_turn,
-            || if refills { self.lock().pool.take_one().map(|(left, job)| turn.begin(left, job)) } else { None },
-            |message| {
-                let digest = message.digest();
-                self.found[message.id].get_or_init(|| digest);
-            },
-            |states, blocks| self.engine.compress(states, blocks),
-        );
+        let mut active = Vec::with_capacity(width);
+        let hash = || {
+            for (left, job) in taken {
+                active.push(turn.begin(left, job)?);
+            }
+            lanes::run(
+                &mut active,
+                width,
+                self.bytes_a_turn,
+                || match if refills { self.lock().pool.take_one() } else { None } {
+                    Some((left, job)) => turn.begin(left, job).map(Some),
+                    None => Ok(None),
+                },
+                |message: Message<'v>| {
+                    let digest = message.digest();
+                    self.found[message.id].get_or_init(|| digest);
+                },
+                |states, blocks| self.engine.compress(states, blocks),
+            )
+        };
+        if let Err(error) = hash() {
+            self.lock().failure.get_or_insert(error);
+            return false;
+        }
         turn.end(active);
         true
     }
@@ -135,17 +151,19 @@ struct Turn<'t, 'c, 'v, L: Logical> {
 }
 
 impl<'v, L: Logical> Turn<'_, '_, 'v, L> {
-    fn begin(&mut self, left: u64, job: Job<'v>) -> Message<'v> {
+    fn begin(&mut self, left: u64, job: Job<'v>) -> Result<Message<'v>> {
         self.taken += left;
-        match job {
+        let mut message = match job {
             Job::Begun(message) => *message,
             Job::Fresh(index) => {
                 let tensor = self.call.tensors[index];
                 #[cfg(feature = "test-hooks")]
                 assert_ne!(tensor.name(), "test-hook: panic", "the test asked for a panic");
-                Message::new(index, &[], tensor.read(0..tensor.length()), self.call.most_gathered)
+                Message::new(index, &[], tensor.read(0..tensor.length()), self.call.most_gathered)?
             }
-        }
+        };
+        message.take_up(self.call.bytes_a_turn)?;
+        Ok(message)
     }
 
     fn end(mut self, rest: Vec<Message<'v>>) {

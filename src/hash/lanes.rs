@@ -3,6 +3,7 @@
 //! Pure bookkeeping over [`Stream`]: no instruction sets and no tensors here.
 
 use super::backend::{BLOCK_BYTES, State};
+use crate::status::Result;
 
 /// Something that is hashed block by block.
 pub trait Stream {
@@ -10,8 +11,8 @@ pub trait Stream {
     fn state(&self) -> State;
     /// Sets its hash.
     fn set_state(&mut self, state: State);
-    /// Makes its next blocks ready; only when they are needed now, since it may cost memory and reading.
-    fn prepare(&mut self);
+    /// Makes its next blocks ready; only when they are needed now, since it may cost memory and reading, which may fail.
+    fn prepare(&mut self) -> Result<()>;
     /// Whole blocks that are ready: at least one after `prepare`, unless it is done.
     fn blocks(&self) -> &[u8];
     /// Says that so many bytes of its blocks are hashed.
@@ -23,25 +24,25 @@ pub trait Stream {
 /// Hashes up to `bytes` (whole blocks) of every stream of `active`, refilling from `next` as they end, and hands each that is done to
 /// `done`. Afterwards `active` holds those that are not.
 ///
-/// At most `width` streams are active. `compress` advances the states over as many equally long slices of blocks.
+/// At most `width` streams are active. After an error `active` holds some of them as they were. `compress` advances the states over as many equally long slices of blocks.
 pub fn run<S: Stream>(
     active: &mut Vec<S>,
     width: usize,
     bytes: usize,
-    mut next: impl FnMut() -> Option<S>,
+    mut next: impl FnMut() -> Result<Option<S>>,
     mut done: impl FnMut(S),
     mut compress: impl FnMut(&mut [State], &[&[u8]]),
-) {
+) -> Result<()> {
     let mut states = Vec::with_capacity(width);
     let mut left = bytes / BLOCK_BYTES * BLOCK_BYTES;
     loop {
         while active.len() < width
-            && let Some(stream) = next()
+            && let Some(stream) = next()?
         {
             active.push(stream);
         }
-        active.iter_mut().for_each(Stream::prepare);
-        let Some(ready) = active.iter().map(|stream| stream.blocks().len()).min() else { return };
+        active.iter_mut().try_for_each(Stream::prepare)?;
+        let Some(ready) = active.iter().map(|stream| stream.blocks().len()).min() else { return Ok(()) };
         let step = ready.min(left);
         states.clear();
         states.extend(active.iter().map(Stream::state));
@@ -56,7 +57,7 @@ pub fn run<S: Stream>(
         }
         left -= step;
         if left == 0 {
-            return;
+            return Ok(());
         }
     }
 }
@@ -86,8 +87,9 @@ mod tests {
         fn set_state(&mut self, state: State) {
             self.state = state;
         }
-        fn prepare(&mut self) {
+        fn prepare(&mut self) -> Result<()> {
             self.ready = (self.at + READY * BLOCK_BYTES).min(self.blocks.len());
+            Ok(())
         }
         fn blocks(&self) -> &[u8] {
             &self.blocks[self.at..self.ready]
@@ -133,14 +135,15 @@ mod tests {
                 &mut active,
                 lanes,
                 slice * BLOCK_BYTES,
-                || waiting.next(),
+                || Ok(waiting.next()),
                 done,
                 |states, blocks| {
                     assert!(states.len() <= lanes);
                     calls += 1;
                     compress(states, blocks);
                 },
-            );
+            )
+            .unwrap();
             if active.is_empty() && found.len() == counts.len() {
                 break;
             }

@@ -3,7 +3,8 @@
 use super::backend::{BLOCK_BYTES, INITIAL, State};
 use super::lanes::Stream;
 use crate::digest::{Algorithm, Digest};
-use crate::reader::Bytes;
+use crate::reader::{Buffer, Bytes};
+use crate::status::Result;
 
 /// All bytes of a call that are gathered at once, on however many threads.
 pub const MOST_GATHERED_BYTES: usize = 128 << 20;
@@ -25,7 +26,7 @@ pub struct Message<'v> {
     /// Blocks of the edge that are ready.
     edge_ready: std::ops::Range<usize>,
     /// Gathered blocks that are ready.
-    gathered: Vec<u8>,
+    gathered: Buffer<'v>,
     gathered_ready: std::ops::Range<usize>,
     length: u64,
     is_padded: bool,
@@ -33,13 +34,13 @@ pub struct Message<'v> {
 
 impl<'v> Message<'v> {
     /// The message `prefix` (at most one byte) followed by `body`, of which at most `most_gathered` are gathered together.
-    pub fn new(id: usize, prefix: &[u8], body: Bytes<'v>, most_gathered: usize) -> Self {
+    pub fn new(id: usize, prefix: &[u8], body: Bytes<'v>, most_gathered: usize) -> Result<Self> {
         let mut message = Self {
             id,
             state: INITIAL,
             edge: [0; EDGE_BYTES],
             edge_ready: 0..0,
-            gathered: Vec::new(),
+            gathered: Buffer::default(),
             gathered_ready: 0..0,
             length: prefix.len() as u64 + left(&body),
             body,
@@ -47,9 +48,9 @@ impl<'v> Message<'v> {
             is_padded: false,
         };
         if !prefix.is_empty() {
-            message.start_with(prefix);
+            message.start_with(prefix)?;
         }
-        message
+        Ok(message)
     }
 
     /// Bytes that are still to be hashed, without the padding.
@@ -61,8 +62,16 @@ impl<'v> Message<'v> {
     pub fn park(&mut self) {
         if let Bytes::Scattered(body) = &mut self.body {
             body.rewind(self.gathered_ready.len() as u64);
-            self.gathered = Vec::new();
+            self.gathered = Buffer::default();
             self.gathered_ready = 0..0;
+        }
+    }
+
+    /// Takes the message up to hash its next `bytes`.
+    pub fn take_up(&mut self, bytes: usize) -> Result<()> {
+        match &mut self.body {
+            Bytes::Contiguous(_) => Ok(()),
+            Bytes::Scattered(body) => body.announce(bytes as u64),
         }
     }
 
@@ -73,20 +82,22 @@ impl<'v> Message<'v> {
     }
 
     /// Makes the first block of `prefix` and the body's first bytes, when together they fill one.
-    fn start_with(&mut self, prefix: &[u8]) {
+    fn start_with(&mut self, prefix: &[u8]) -> Result<()> {
         self.edge[..prefix.len()].copy_from_slice(prefix);
         if self.length < BLOCK_BYTES as u64 {
             return self.pad(prefix.len());
         }
-        read(&mut self.body, &mut self.edge[prefix.len()..BLOCK_BYTES]);
+        read(&mut self.body, &mut self.edge[prefix.len()..BLOCK_BYTES])?;
         self.edge_ready = 0..BLOCK_BYTES;
+        Ok(())
     }
 
     /// Ends the message: `edge[..start]`, what is left of the body, and the padding.
-    fn pad(&mut self, start: usize) {
-        let end = start + read(&mut self.body, &mut self.edge[start..BLOCK_BYTES]);
+    fn pad(&mut self, start: usize) -> Result<()> {
+        let end = start + read(&mut self.body, &mut self.edge[start..BLOCK_BYTES])?;
         self.edge_ready = 0..pad(&mut self.edge, end, self.length);
         self.is_padded = true;
+        Ok(())
     }
 }
 
@@ -100,21 +111,19 @@ impl Stream for Message<'_> {
     }
 
     /// Gathers more blocks, or makes the padded end, when none are ready.
-    fn prepare(&mut self) {
+    fn prepare(&mut self) -> Result<()> {
         if self.is_padded || !self.blocks().is_empty() {
-            return;
+            return Ok(());
         }
         if let Bytes::Scattered(body) = &mut self.body
             && body.left() >= BLOCK_BYTES as u64
         {
-            let together = body.together().min(self.most_gathered as u64).max(BLOCK_BYTES as u64);
-            let bytes = whole(together.min(body.left()) as usize);
-            self.gathered.resize(bytes, 0);
-            body.read(&mut self.gathered);
-            self.gathered_ready = 0..bytes;
-            return;
+            body.gather(BLOCK_BYTES, self.most_gathered, &mut self.gathered)?;
+            self.gathered_ready = 0..self.gathered.len();
+            return Ok(());
         }
-        self.pad(0);
+        self.gathered = Buffer::default();
+        self.pad(0)
     }
 
     fn blocks(&self) -> &[u8] {
@@ -174,13 +183,13 @@ fn left(body: &Bytes<'_>) -> u64 {
     }
 }
 
-fn read(body: &mut Bytes<'_>, out: &mut [u8]) -> usize {
+fn read(body: &mut Bytes<'_>, out: &mut [u8]) -> Result<usize> {
     match body {
         Bytes::Contiguous(body) => {
             let (head, rest) = body.split_at(out.len().min(body.len()));
             out[..head.len()].copy_from_slice(head);
             *body = rest;
-            head.len()
+            Ok(head.len())
         }
         Bytes::Scattered(body) => body.read(out),
     }

@@ -45,6 +45,18 @@ pub fn digests<L: Logical>(
     }
 }
 
+/// The digest of the tree whose subtrees have these roots, from left to right: all of the same number of leaves, a power of
+/// two, but the last, which may have fewer. Without any, that of no bytes.
+pub fn join(roots: &[State]) -> Result<Digest> {
+    Ok(tree::join(roots, &Engine::new()?))
+}
+
+/// How many tensors a thread hashes at once at most.
+pub fn most_lanes() -> Result<usize> {
+    let choice = choose()?;
+    Ok(choice.wide.lanes().max(choice.fast.lanes()))
+}
+
 /// The name of the backend in use, such as "avx512+shani".
 pub fn backend_name() -> Result<String> {
     Ok(choose()?.name())

@@ -56,7 +56,7 @@ pub fn digests<L: Logical>(
     let most_gathered = MOST_GATHERED_BYTES / threads;
     parallel::for_each(&sizes, threads, |scratch: &mut Scratch, index| {
         let batch = &batches[index];
-        let roots = roots(tensors, batch, engine, most_gathered, scratch);
+        let roots = roots(tensors, batch, engine, most_gathered, scratch)?;
         for (run, root) in batch.iter().zip(roots) {
             let mut fold = folds[run.tensor].lock().unwrap_or_else(PoisonError::into_inner);
             fold.add(run.number, root, engine);
@@ -65,6 +65,15 @@ pub fn digests<L: Logical>(
     })?;
     let root = |fold: Mutex<Fold>| fold.into_inner().unwrap_or_else(PoisonError::into_inner).root(engine);
     Ok(folds.into_iter().map(|fold| digest_of(&root(fold), Algorithm::Sha256Tree)).collect())
+}
+
+/// The digest of the tree whose subtrees have these roots; see [`super::join`].
+pub fn join(roots: &[State], engine: &Engine) -> Digest {
+    let mut fold = Fold::default();
+    for (number, root) in roots.iter().enumerate() {
+        fold.add(number as u64, *root, engine);
+    }
+    digest_of(&fold.root(engine), Algorithm::Sha256Tree)
 }
 
 /// All runs of all tensors, in batches of about one full run, so that small tensors share the lanes.
@@ -107,7 +116,7 @@ fn roots<L: Logical>(
     engine: &Engine,
     most_gathered: usize,
     scratch: &mut Scratch,
-) -> Vec<State> {
+) -> Result<Vec<State>> {
     let mut levels: Vec<Vec<State>> = batch
         .iter()
         .map(|run| vec![INITIAL; (run.bytes.end - run.bytes.start).div_ceil(LEAF_BYTES) as usize])
@@ -125,7 +134,7 @@ fn roots<L: Logical>(
                 let mut gathered = std::mem::take(&mut scratch.gathered);
                 for states in levels[index][..full].chunks_mut(together.max(1) as usize) {
                     gathered.resize(states.len() * LEAF_BYTES as usize, 0);
-                    bytes.read(&mut gathered);
+                    bytes.read(&mut gathered)?;
                     full_leaves(gathered.as_chunks().0, states, engine, scratch);
                 }
                 scratch.gathered = gathered;
@@ -133,11 +142,11 @@ fn roots<L: Logical>(
         }
         others.extend((full as u64..levels[index].len() as u64).map(|leaf| (index, leaf)));
     }
-    other_leaves(tensors, batch, &others, &mut levels, engine);
+    other_leaves(tensors, batch, &others, &mut levels, engine)?;
     while levels.iter().any(|level| level.len() > 1) {
         pair_up(&mut levels, engine, scratch);
     }
-    levels.into_iter().map(|level| level[0]).collect()
+    Ok(levels.into_iter().map(|level| level[0]).collect())
 }
 
 /// Leaves of full size that lie side by side: their blocks are hashed where they are, all lanes in step.
@@ -167,7 +176,7 @@ fn other_leaves<L: Logical>(
     leaves: &[(usize, u64)],
     levels: &mut [Vec<State>],
     engine: &Engine,
-) {
+) -> Result<()> {
     let mut waiting = leaves.iter().enumerate().map(|(id, (index, leaf))| {
         let Run { tensor, bytes, .. } = &batch[*index];
         let start = bytes.start + leaf * LEAF_BYTES;
@@ -179,13 +188,13 @@ fn other_leaves<L: Logical>(
         &mut active,
         engine.choice.wide.lanes(),
         usize::MAX,
-        || waiting.next(),
+        || waiting.next().transpose(),
         |message: Message<'_>| {
             let (index, leaf) = leaves[message.id];
             levels[index][leaf as usize] = message.state;
         },
         |states, blocks| engine.compress(states, blocks),
-    );
+    )
 }
 
 /// Replaces each level by the one above it: neighbours become a node, and one without a neighbour moves up.

@@ -199,7 +199,11 @@ fn in_memory<'a>(source: &Tensor, views: &HashMap<&str, &'a TensorView<'a>>) -> 
     };
     let shape: Vec<u64> = view.shape().iter().map(|extent| extent.unsigned_abs()).collect();
     check_same(source, view.dtype(), &shape)?;
-    Ok(Data::new(Memory::from(*view), view.dtype(), Some(view.layout())))
+    let Some(tensor) = view.on_host() else {
+        let what = "it is on a CUDA device; a plan's tensors are read in host memory: give a copy that is there";
+        return Err(Error::of_tensor(Status::UnsupportedDevice, view.name(), what));
+    };
+    Ok(Data::new(Memory::from(tensor), view.dtype(), Some(view.layout())))
 }
 
 fn missing(source: &Tensor, place: std::fmt::Arguments<'_>) -> Error {

@@ -12,6 +12,7 @@ pub use compare::compare;
 pub use expect::{Sources, expect};
 pub use reset::{Fill, reset};
 
+use crate::cuda::Producer;
 use crate::digest::Algorithm;
 use crate::progress::Callback;
 
@@ -24,4 +25,8 @@ pub struct Options<'a> {
     pub threads: usize,
     /// Told how many bytes are done; may cancel.
     pub progress: Option<&'a Callback<'a>>,
+    /// The stream that has what writes device tensors in its queue; the devices wait for it.
+    pub stream: Producer,
+    /// Pinned host memory that may be used at once to hash device tensors by `sha256`, in bytes; 0 for the default.
+    pub max_host_bytes: u64,
 }

@@ -1,14 +1,18 @@
 //! reset: every element overwritten, so that an update which does not arrive is seen.
 
+use std::ops::Range;
+
 use sha2::{Digest as _, Sha256};
 
 use super::Options;
+use crate::cuda::fill::Words;
+use crate::cuda::{self, DeviceTensor, Session};
 use crate::host;
 use crate::parallel;
 use crate::progress::Progress;
 use crate::report::ResetReport;
 use crate::status::{Error, Result, Status};
-use crate::view::{TensorView, first_of_same_memory, total_bytes};
+use crate::view::{HostTensor, TensorView, first_of_same_memory, total_bytes};
 
 /// What is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,28 +55,61 @@ impl Fill {
 /// `Cancelled` by the progress callback; some tensors are overwritten then and others are not.
 pub fn reset(views: &[TensorView<'_>], fill: Fill, options: &Options<'_>) -> Result<ResetReport> {
     let first = first_of_same_memory(views);
-    let unique: Vec<usize> = (0..views.len()).filter(|index| first[*index] == *index).collect();
-    let groups = overlapping(views, &unique);
-    let bytes_of = |indices: &[usize]| total_bytes(indices.iter().map(|index| &views[*index]));
-    let sizes: Vec<u64> = groups.iter().map(|group| bytes_of(group)).collect();
-    let total = bytes_of(&unique);
+    let unique: Vec<&TensorView<'_>> =
+        views.iter().enumerate().filter(|(index, _)| first[*index] == *index).map(|(_, view)| view).collect();
+    let call = cuda::Call::open(&unique, options.stream)?;
+    let total = total_bytes(unique.iter().copied());
     let progress = Progress::start(total, options.progress)?;
-    parallel::for_each(&sizes, options.threads, |_: &mut (), job| {
-        groups[job].iter().try_for_each(|index| fill_view(&views[*index], fill, &progress))
-    })?;
+    type Job<'j> = Box<dyn FnOnce() -> Result<()> + Send + 'j>;
+    let mut jobs: Vec<Job<'_>> = vec![Box::new(|| on_host(&unique, fill, options.threads, &progress))];
+    for session in call.sessions() {
+        jobs.push(Box::new(|| on_device(session, fill, &progress)));
+    }
+    parallel::together(jobs).into_iter().collect::<Result<()>>()?;
     progress.finish()?;
     log::debug!("reset of {} tensors, {total} bytes, with {fill:?}", views.len());
     Ok(ResetReport { written: unique.len(), shared: views.len() - unique.len(), bytes: total })
 }
 
-fn fill_view(view: &TensorView<'_>, fill: Fill, progress: &Progress<'_>) -> Result<()> {
+/// Overwrites those of `views` that are in host memory.
+fn on_host(views: &[&TensorView<'_>], fill: Fill, threads: usize, progress: &Progress<'_>) -> Result<()> {
+    let tensors: Vec<HostTensor<'_>> = views.iter().filter_map(|view| view.on_host()).collect();
+    let groups = overlapping(tensors.iter().map(|tensor| tensor.view().addresses()).collect());
+    let bytes_of = |group: &Vec<usize>| total_bytes(group.iter().map(|index| tensors[*index].view()));
+    let sizes: Vec<u64> = groups.iter().map(bytes_of).collect();
+    parallel::for_each(&sizes, threads, |_: &mut (), job| {
+        groups[job].iter().try_for_each(|index| fill_here(tensors[*index], fill, progress))
+    })
+}
+
+fn fill_here(tensor: HostTensor<'_>, fill: Fill, progress: &Progress<'_>) -> Result<()> {
+    let Words { stream, keep, set } = words(tensor.view(), fill);
+    if keep == 0 {
+        return host::fill(tensor, progress, |_| set);
+    }
+    host::fill(tensor, progress, |index| random_word(stream, index) & keep | set)
+}
+
+/// Overwrites the tensors of a device: together, but those that overlap after one another.
+fn on_device(session: &Session<'_>, fill: Fill, progress: &Progress<'_>) -> Result<()> {
+    let tensors: Vec<DeviceTensor<'_>> = session.tensors().iter().map(|(_, tensor)| *tensor).collect();
+    let groups = overlapping(tensors.iter().map(|tensor| tensor.view().addresses()).collect());
+    let rounds = groups.iter().map(Vec::len).max().unwrap_or(0);
+    (0..rounds).try_for_each(|round| {
+        let of_round = groups.iter().filter_map(|group| group.get(round)).map(|index| tensors[*index]);
+        let of_round: Vec<_> = of_round.map(|tensor| (tensor, words(tensor.view(), fill))).collect();
+        cuda::fill::fill(session, &of_round, progress)
+    })
+}
+
+/// What a tensor is filled with.
+fn words(view: &TensorView<'_>, fill: Fill) -> Words {
     match fill {
-        Fill::Zero => host::fill(view, progress, |_| 0),
-        Fill::Poison => host::fill(view, progress, |_| u64::MAX),
+        Fill::Zero => Words { stream: 0, keep: 0, set: 0 },
+        Fill::Poison => Words { stream: 0, keep: 0, set: u64::MAX },
         Fill::Random { seed } => {
-            let stream = stream_of(seed, view.name());
             let (keep, set) = view.dtype().valid_masks();
-            host::fill(view, progress, |index| random_word(stream, index) & keep | set)
+            Words { stream: stream_of(seed, view.name()), keep, set }
         }
     }
 }
@@ -91,14 +128,14 @@ fn random_word(stream: u64, index: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Groups views whose address ranges overlap; each group in the order given.
-fn overlapping(views: &[TensorView<'_>], indices: &[usize]) -> Vec<Vec<usize>> {
-    let mut sorted = indices.to_vec();
-    sorted.sort_by_key(|index| (views[*index].addresses().start, *index));
+/// Groups tensors, by their indices, whose address ranges overlap; each group in the order given.
+fn overlapping(addresses: Vec<Range<usize>>) -> Vec<Vec<usize>> {
+    let mut sorted: Vec<usize> = (0..addresses.len()).collect();
+    sorted.sort_by_key(|index| (addresses[*index].start, *index));
     let mut groups: Vec<Vec<usize>> = Vec::new();
     let mut end = 0;
     for index in sorted {
-        let addresses = views[index].addresses();
+        let addresses = &addresses[index];
         match groups.last_mut() {
             Some(group) if addresses.start < end => group.push(index),
             _ => groups.push(vec![index]),

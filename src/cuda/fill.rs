@@ -1,0 +1,73 @@
+//! reset on a device: every element overwritten by a kernel.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use super::driver::DeviceMemory;
+pub use super::table::Words;
+use super::table::{self, Chunk, Part, Upload};
+use super::{CHUNK_BYTES, DeviceTensor, SCRATCH_BYTES, Session};
+use crate::progress::Progress;
+use crate::status::Result;
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+
+/// Chunks that are filled together.
+const PART_CHUNKS: u64 = 16 << 10;
+
+/// Overwrites each tensor of the session's device with its words: the logical byte at position `p` becomes byte `p % 8` of word
+/// `p / 8`, which is the random one of `Words::stream`, with the bits of `keep` kept and those of `set` set.
+///
+/// Tensors of one call must not overlap: nothing is said of which comes first.
+pub fn fill(session: &Session<'_>, tensors: &[(DeviceTensor<'_>, Words)], progress: &Progress<'_>) -> Result<()> {
+    let parts = table::parts(tensors.iter().map(|(tensor, _)| table::chunks_of(*tensor)), PART_CHUNKS);
+    session.device.enter(|| {
+        for batch in table::batches(&parts, SCRATCH_BYTES, |part| cost(part, tensors)) {
+            fill_batch(session, tensors, batch)?;
+            progress.advance(batch.iter().map(|part| bytes(part, tensors)).sum())?;
+        }
+        Ok(())
+    })
+}
+
+/// Device memory that a part needs, for its row in each table.
+fn cost(part: &Part, tensors: &[(DeviceTensor<'_>, Words)]) -> u64 {
+    let dims = tensors[part.tensor].0.view().layout().dims().len();
+    let rows = size_of::<table::Tensor>() + size_of::<Words>() + dims * size_of::<table::Dim>();
+    rows as u64 + part.count() * size_of::<Chunk>() as u64
+}
+
+fn bytes(part: &Part, tensors: &[(DeviceTensor<'_>, Words)]) -> u64 {
+    let end = tensors[part.tensor].0.view().bytes().min(part.chunks.end * CHUNK_BYTES);
+    end - part.chunks.start * CHUNK_BYTES
+}
+
+fn fill_batch(session: &Session<'_>, tensors: &[(DeviceTensor<'_>, Words)], parts: &[Part]) -> Result<()> {
+    let (mut rows, mut dims, mut words, mut chunks) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (index, part) in parts.iter().enumerate() {
+        let (tensor, fill) = tensors[part.tensor];
+        rows.push(table::describe(tensor, dims.len() as u32));
+        dims.extend(table::dims_of(tensor));
+        words.push(fill);
+        chunks.extend(part.chunks.clone().map(|number| Chunk { tensor: index as u32, number: number as u32 }));
+    }
+    let mut upload = Upload::default();
+    let blocks = chunks.len() as u32;
+    let tables = [upload.add(rows), upload.add(dims), upload.add(chunks), upload.add(words)];
+
+    let stream = &session.device.streams()[0];
+    let kernel = session.device.elements()?.fill;
+    let memory = DeviceMemory::new(session.device.context(), upload.bytes.len() as u64)?;
+    let queued = memory.write(0, &upload.bytes, stream).and_then(|()| {
+        let addresses = tables.map(|offset| memory.address(offset..offset));
+        let arguments = addresses.each_ref().map(|address| ptr::from_ref(address).cast::<c_void>());
+        // SAFETY: the kernel's arguments, as in `elements.cu`: tables made above. The tensors are allocated, as `Call::open`
+        // has checked, and the caller lets nobody else read or write them.
+        unsafe { kernel.launch(blocks, THREADS, stream, &arguments) }
+    });
+    // Whatever came of it, nothing of it may be in the queue when the memory is given back.
+    let settled = stream.synchronize();
+    let closed = if settled.is_ok() { memory.close() } else { Ok(drop(memory)) };
+    queued.and(settled).and(closed)
+}

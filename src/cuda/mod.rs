@@ -1,0 +1,121 @@
+//! Tensors in the memory of CUDA devices: hashed and overwritten where they are.
+//!
+//! `driver` calls the CUDA driver, `device` is what is kept of a device; `allocated` asks the driver what a tensor's address
+//! is; `table` describes tensors to kernels; `tree` hashes on the device, `transfer` copies to the host to hash there, and
+//! `fill` overwrites. The kernels are `sha256_tree.cu` and `elements.cu`, compiled to the `.ptx` files beside them.
+//!
+//! A call does not disturb an engine that serves: it uses the context that the engine's framework has, streams of its own
+//! that give way to others, memory of a few MiB, and leaves graphs alone that other threads capture.
+
+mod allocated;
+#[allow(unsafe_code)]
+mod device;
+#[allow(unsafe_code)]
+mod driver;
+#[allow(unsafe_code)]
+pub mod fill;
+mod table;
+#[allow(unsafe_code)]
+pub mod transfer;
+#[allow(unsafe_code)]
+pub mod tree;
+
+use std::collections::BTreeMap;
+
+use self::device::Device;
+use self::driver::Event;
+pub use self::driver::Producer;
+use crate::status::Result;
+use crate::view::{self, TensorView};
+
+/// Bytes of a tensor that a block of threads works on: 128 leaves of its tree.
+pub const CHUNK_BYTES: u64 = 1 << 20;
+
+/// Device memory that a call uses at most.
+pub const SCRATCH_BYTES: u64 = 16 << 20;
+
+/// A tensor in device memory that is allocated.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceTensor<'v>(&'v TensorView<'v>);
+
+impl<'v> DeviceTensor<'v> {
+    /// What it is.
+    pub fn view(self) -> &'v TensorView<'v> {
+        self.0
+    }
+
+    /// The address of its first element.
+    fn start(self) -> u64 {
+        self.0.addresses().start as u64
+    }
+}
+
+/// One device's part in a call of this library.
+pub struct Session<'v> {
+    device: &'static Device,
+    tensors: Vec<(usize, DeviceTensor<'v>)>,
+}
+
+/// The devices that a call works on: their tensors are checked, and their streams wait for what the caller has queued.
+#[derive(Default)]
+pub struct Call<'v> {
+    sessions: Vec<Session<'v>>,
+}
+
+impl<'v> Call<'v> {
+    /// Opens the devices that `views` are on; none, and no driver is needed, when all are in host memory.
+    ///
+    /// # Errors
+    /// `CudaUnavailable`; `UnallocatedDeviceMemory` and `WrongDevice` by the name of the tensor; `StreamCapturing`; or what
+    /// else the driver says. No memory has been touched then.
+    pub fn open(views: &[&'v TensorView<'v>], producer: Producer) -> Result<Self> {
+        let mut of_device: BTreeMap<i32, Vec<(usize, DeviceTensor<'v>)>> = BTreeMap::new();
+        for (index, view) in views.iter().enumerate() {
+            if let view::Device::Cuda(ordinal) = view.device() {
+                of_device.entry(ordinal).or_default().push((index, DeviceTensor(view)));
+            }
+        }
+        let mut sessions = Vec::with_capacity(of_device.len());
+        for (ordinal, tensors) in of_device {
+            let device = Device::get(ordinal)?;
+            device.enter(|| tensors.iter().try_for_each(|(_, tensor)| allocated::check(tensor.view(), ordinal)))?;
+            sessions.push(Session { device, tensors });
+        }
+        let call = Self { sessions };
+        call.wait_for(producer)?;
+        Ok(call)
+    }
+
+    /// The devices' parts, by ordinal.
+    pub fn sessions(&self) -> &[Session<'v>] {
+        &self.sessions
+    }
+
+    /// Makes all streams wait, on the devices, for what is in the caller's.
+    fn wait_for(&self, producer: Producer) -> Result<()> {
+        if producer.is_default() {
+            let wait = |session: &Session<'v>| session.device.enter(|| self.wait_in(session.device.context(), producer, &[session]));
+            return self.sessions.iter().try_for_each(wait);
+        }
+        let Some(first) = self.sessions.first() else { return Ok(()) };
+        let context = first.device.enter(|| producer.context())?;
+        let sessions: Vec<_> = self.sessions.iter().collect();
+        context.enter(|| self.wait_in(context, producer, &sessions))
+    }
+
+    /// Makes the streams of `sessions` wait for what is in a stream of the current context.
+    fn wait_in(&self, context: driver::Context, producer: Producer, sessions: &[&Session<'v>]) -> Result<()> {
+        producer.refuse_capture()?;
+        let event = Event::new(context)?;
+        event.record_in(producer)?;
+        sessions.iter().flat_map(|session| session.device.streams()).try_for_each(|stream| stream.wait(&event))?;
+        event.close()
+    }
+}
+
+impl<'v> Session<'v> {
+    /// Its tensors with their places among the call's views, in that order.
+    pub fn tensors(&self) -> &[(usize, DeviceTensor<'v>)] {
+        &self.tensors
+    }
+}

@@ -1,0 +1,209 @@
+//! `sha256-tree` on a device: a thread for each leaf, a block of threads for each chunk, and then roots of roots. Only the
+//! roots of the tensors come back.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use super::driver::{DeviceMemory, Function, Stream};
+use super::table::{self, Chunk, NODES, Part, Run, Upload};
+use super::{CHUNK_BYTES, DeviceTensor, SCRATCH_BYTES, Session};
+use crate::hash::backend::State;
+use crate::progress::Progress;
+use crate::status::Result;
+
+/// Threads of a block: one for each leaf of a chunk.
+const THREADS: u32 = 128;
+
+/// Bytes of a root.
+const ROOT_BYTES: u64 = size_of::<State>() as u64;
+
+/// The kernels' argument `one`, which they do not know to be 1: so that additions are compiled as multiplications, which run beside
+/// the other instructions.
+const ONE: u32 = 1;
+
+/// How the work is cut.
+#[derive(Clone, Copy)]
+pub struct Limits {
+    /// Chunks of a tensor that become one root on the device, a power of two.
+    pub part_chunks: u64,
+    /// Chunks between two looks at progress: some ten milliseconds.
+    pub launch_chunks: u64,
+    /// Device memory, for tables and roots.
+    pub scratch_bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { part_chunks: 1 << 17, launch_chunks: 16 << 10, scratch_bytes: SCRATCH_BYTES }
+    }
+}
+
+/// The roots of the parts of each of the session's tensors, in order: a part's tree is one of the subtrees of its tensor's, all
+/// of the same size but the last. A tensor without bytes has none.
+pub fn roots(session: &Session<'_>, limits: Limits, progress: &Progress<'_>) -> Result<Vec<Vec<State>>> {
+    let tensors: Vec<DeviceTensor<'_>> = session.tensors().iter().map(|(_, tensor)| *tensor).collect();
+    let parts = table::parts(tensors.iter().map(|tensor| table::chunks_of(*tensor)), limits.part_chunks);
+    let batches = table::batches(&parts, limits.scratch_bytes, |part| cost(part, &tensors));
+    let mut roots = vec![Vec::new(); tensors.len()];
+    session.device.enter(|| {
+        for batch in batches {
+            let found = Batch::new(&tensors, batch).run(session, limits, progress)?;
+            for (part, root) in batch.iter().zip(found) {
+                roots[part.tensor].push(root);
+            }
+        }
+        Ok(roots)
+    })
+}
+
+/// Device memory that a part needs at most, for its row in each table and its roots.
+fn cost(part: &Part, tensors: &[DeviceTensor<'_>]) -> u64 {
+    let dims = tensors[part.tensor].view().layout().dims().len();
+    let rows = size_of::<table::Tensor>() + dims * size_of::<table::Dim>() + 4 * size_of::<Run>();
+    let of_chunk = size_of::<Chunk>() as u64 + 2 * ROOT_BYTES + size_of::<Run>() as u64;
+    rows as u64 + part.count() * of_chunk
+}
+
+/// Parts that are hashed together.
+struct Batch {
+    upload: Upload,
+    tensors: u64,
+    dims: u64,
+    /// Chunks whose leaves are all full and lie in aligned blocks, and all others: where the table is, and how many.
+    full: (u64, u64),
+    others: (u64, u64),
+    /// Runs of roots, level by level: where the table is, and how many.
+    levels: Vec<(u64, u64)>,
+    /// Where the roots of chunks are, and those of every second level, which replace them; and those of the levels between.
+    roots: [u64; 2],
+    parts: usize,
+    bytes: u64,
+    chunks: u64,
+}
+
+impl Batch {
+    fn new(tensors: &[DeviceTensor<'_>], parts: &[Part]) -> Self {
+        let (mut rows, mut dims) = (Vec::with_capacity(parts.len()), Vec::new());
+        let (mut full, mut others) = (Vec::new(), Vec::new());
+        let (mut chunks, mut bytes) = (0, 0);
+        for (index, part) in parts.iter().enumerate() {
+            let tensor = tensors[part.tensor];
+            let root = (chunks as u32).wrapping_sub(part.chunks.start as u32);
+            let row = table::Tensor { root, ..table::describe(tensor, dims.len() as u32) };
+            let is_aligned = row.ndims == 0 && row.start.is_multiple_of(16);
+            let first_other = if is_aligned { row.bytes / CHUNK_BYTES } else { 0 };
+            for number in part.chunks.clone() {
+                let chunk = Chunk { tensor: index as u32, number: number as u32 };
+                if number < first_other { full.push(chunk) } else { others.push(chunk) }
+            }
+            dims.extend(table::dims_of(tensor));
+            rows.push(row);
+            chunks += part.count();
+            bytes += row.bytes.min(part.chunks.end * CHUNK_BYTES) - part.chunks.start * CHUNK_BYTES;
+        }
+        let mut upload = Upload::default();
+        let levels = levels(parts.iter().map(|part| part.count() as u32).collect());
+        Self {
+            tensors: upload.add(rows),
+            dims: upload.add(dims),
+            full: (upload.add(full.iter().copied()), full.len() as u64),
+            others: (upload.add(others.iter().copied()), others.len() as u64),
+            levels: levels.into_iter().map(|level| (level.len() as u64, level)).map(|(count, level)| (upload.add(level), count)).collect(),
+            roots: [upload.reserve(0), 0],
+            parts: parts.len(),
+            bytes,
+            chunks,
+            upload,
+        }
+    }
+
+    /// The root of each part.
+    fn run(mut self, session: &Session<'_>, limits: Limits, progress: &Progress<'_>) -> Result<Vec<State>> {
+        let stream = &session.device.streams()[0];
+        self.roots[1] = self.roots[0] + self.chunks * ROOT_BYTES;
+        let second = self.levels.first().map_or(0, |(_, count)| *count);
+        let memory = DeviceMemory::new(session.device.context(), self.roots[1] + second * ROOT_BYTES)?;
+        let found = self.queue(session, &memory, stream, limits, progress);
+        // Whatever came of it, nothing of it may be in the queue when the memory is given back.
+        let settled = stream.synchronize();
+        let closed = if settled.is_ok() { memory.close() } else { Ok(drop(memory)) };
+        found.and_then(|roots| settled.and(closed).map(|()| roots))
+    }
+
+    fn queue(
+        &self,
+        session: &Session<'_>,
+        memory: &DeviceMemory,
+        stream: &Stream,
+        limits: Limits,
+        progress: &Progress<'_>,
+    ) -> Result<Vec<State>> {
+        let kernels = session.device.hashing()?;
+        memory.write(0, &self.upload.bytes, stream)?;
+        let address = |offset: u64| memory.address(offset..offset);
+        let (tensors, dims, roots) = (address(self.tensors), address(self.dims), address(self.roots[0]));
+        let mut unreported = self.bytes;
+        for ((table, count), is_full) in [(self.others, false), (self.full, true)] {
+            for first in (0..count).step_by(limits.launch_chunks as usize) {
+                let blocks = limits.launch_chunks.min(count - first);
+                let chunks = address(table) + first * size_of::<Chunk>() as u64;
+                // SAFETY: the kernels' arguments, as in `sha256_tree.cu`: tables that `new` has made, and roots that there is
+                // room for. The tensors are allocated: `Call::open` has checked it, and the caller keeps them so.
+                unsafe {
+                    if is_full {
+                        launch(kernels.full_leaves, blocks, stream, &[&tensors, &chunks, &roots])?;
+                    } else {
+                        launch(kernels.leaves, blocks, stream, &[&tensors, &dims, &chunks, &roots])?;
+                    }
+                }
+                if is_full && first + blocks < count {
+                    stream.synchronize()?;
+                    unreported -= blocks * CHUNK_BYTES;
+                    progress.advance(blocks * CHUNK_BYTES)?;
+                }
+            }
+        }
+        for (index, (table, count)) in self.levels.iter().enumerate() {
+            let (from, to) = (address(self.roots[index % 2]), address(self.roots[(index + 1) % 2]));
+            // SAFETY: as above; every run is of roots that the level before has written.
+            unsafe { launch(kernels.nodes, *count, stream, &[&address(*table), &from, &to])? };
+        }
+        let mut bytes = vec![0; self.parts * ROOT_BYTES as usize];
+        memory.read(self.roots[self.levels.len() % 2], &mut bytes, stream)?;
+        progress.advance(unreported)?;
+        Ok(bytes.as_chunks().0.iter().map(state).collect())
+    }
+}
+
+/// Runs of roots, level by level, until each of the parts, which have `counts` roots one after the other, has one.
+fn levels(mut counts: Vec<u32>) -> Vec<Vec<Run>> {
+    let mut levels = Vec::new();
+    while counts.iter().any(|count| *count > 1) {
+        let (mut level, mut first) = (Vec::new(), 0);
+        for count in &mut counts {
+            for start in (0..*count).step_by(NODES as usize) {
+                level.push(Run { first: first + start, count: NODES.min(*count - start), out: level.len() as u32 });
+            }
+            first += *count;
+            *count = count.div_ceil(NODES);
+        }
+        levels.push(level);
+    }
+    levels
+}
+
+/// Queues one of the kernels that hash; `addresses` come before their last argument.
+///
+/// # Safety
+/// As [`Function::launch`].
+unsafe fn launch(kernel: Function, blocks: u64, stream: &Stream, addresses: &[&u64]) -> Result<()> {
+    let one = ptr::from_ref(&ONE).cast::<c_void>();
+    let arguments: Vec<_> = addresses.iter().map(|address| ptr::from_ref(*address).cast()).chain([one]).collect();
+    // SAFETY: by the caller.
+    unsafe { kernel.launch(blocks as u32, THREADS, stream, &arguments) }
+}
+
+fn state(bytes: &[u8; ROOT_BYTES as usize]) -> State {
+    let (words, _) = bytes.as_chunks();
+    std::array::from_fn(|index| u32::from_le_bytes(words[index]))
+}
