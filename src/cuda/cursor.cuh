@@ -3,18 +3,11 @@
 
 #include "tensor.cuh"
 
-#ifdef __CUDACC__
 // Addresses are numbers, so the compiler has to be told that they are of global memory and that nobody writes there.
 template <typename T>
 __device__ __forceinline__ T load(u64 address) {
     return __ldg((const T *)address);
 }
-#else
-template <typename T>
-static inline T load(u64 address) {
-    return *(const T *)address;
-}
-#endif
 
 // 16 bytes as two little-endian numbers.
 struct Sixteen {

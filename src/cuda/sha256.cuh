@@ -44,35 +44,26 @@ __device__ __forceinline__ u32 multiply_add(u32 x, u32 factor, u32 y) {
     return sum;
 }
 
-// mul.wide and not mul.hi: IMAD.WIDE is known to take two turns of its pipe, IMAD.HI is not documented.
+// The high half of mul.wide. mul.hi gives as many instructions; which of the two a device does faster was not measured.
 __device__ __forceinline__ u32 high_product(u32 x, u32 factor) {
     u32 high;
     asm("{.reg .u64 product; .reg .u32 low; mul.wide.u32 product, %1, %2; mov.b64 {low, %0}, product;}"
         : "=r"(high) : "r"(x), "r"(factor));
     return high;
 }
-
-// The low word of (high, low) >> by.
-__device__ __forceinline__ u32 funnel(u32 high, u32 low, u32 by) {
-    return __funnelshift_r(low, high, by);
-}
+#else
+static inline u32 multiply_add(u32 x, u32 factor, u32 y) { return x * factor + y; }
+static inline u32 high_product(u32 x, u32 factor) { return (u32)((u64)x * factor >> 32); }
+#endif
 
 // The bytes of a message are one place further than those of its leaf, and the first of each four is the highest:
 // the last byte of the word before, then three of this one.
 __device__ __forceinline__ u32 message_word(u32 before, u32 word) {
     return __byte_perm(before, word, 0x3456);
 }
-#else
-static inline u32 multiply_add(u32 x, u32 factor, u32 y) { return x * factor + y; }
-static inline u32 high_product(u32 x, u32 factor) { return (u32)(((u64)x * factor) >> 32); }
-static inline u32 funnel(u32 high, u32 low, u32 by) { return (u32)(((u64)high << 32 | low) >> by); }
-static inline u32 message_word(u32 before, u32 word) {
-    return (before >> 24) << 24 | (word & 0xff) << 16 | (word & 0xff00) | (word >> 16 & 0xff);
-}
-#endif
 
 __device__ __forceinline__ u32 rotate(u32 x, u32 by) {
-    return funnel(x, x, by);
+    return __funnelshift_r(x, x, by);
 }
 
 // Replaces the word of round i - 16 by that of round i.

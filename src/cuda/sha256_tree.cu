@@ -1,7 +1,7 @@
-// The tree of `sha256-tree` (RFC 9162, section 2.1.1) on the device: leaves of 8,192 logical bytes, one thread a leaf; a
-// thread block hashes a chunk of 128 leaves and reduces it to one root. Digests are the eight numbers of SHA-256's state.
+// The tree of `sha256-tree` (RFC 9162, section 2.1.1) on the device: leaves of 8,192 logical bytes, one thread a leaf;
+// a thread block hashes a chunk of 128 leaves and reduces it to one root. A digest is the eight numbers of SHA-256's state.
 //
-// What limits a full leaf is the integer pipe: see sha256.cuh. tests/kernels/instructions.py counts what each pipe gets.
+// What limits full leaves is the integer pipe, see sha256.cuh. tests/kernels/instructions.py counts what each pipe gets.
 #include "cursor.cuh"
 #include "sha256.cuh"
 #include "tensor.cuh"
@@ -25,8 +25,8 @@ __device__ __forceinline__ State node(const State &left, const State &right, con
     u32 words[16];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        words[i] = funnel(i > 0 ? left.h[i - 1] : 0x01, left.h[i], 8);
-        words[8 + i] = funnel(i > 0 ? right.h[i - 1] : left.h[7], right.h[i], 8);
+        words[i] = __funnelshift_r(left.h[i], i > 0 ? left.h[i - 1] : 0x01, 8);
+        words[8 + i] = __funnelshift_r(right.h[i], i > 0 ? right.h[i - 1] : left.h[7], 8);
     }
     const u32 last = right.h[7];
 #pragma unroll 1
