@@ -1,7 +1,7 @@
-// The tree of `sha256-tree` (RFC 9162, section 2.1.1) on the device: leaves of 8,192 logical bytes, one thread a leaf;
-// a thread block hashes a chunk of 128 leaves and reduces it to one root. A digest is the eight numbers of SHA-256's state.
+// The tree of `sha256-tree` (RFC 9162, section 2.1.1) on the device: leaves of 8,192 logical bytes, one thread a leaf.
+// A thread block hashes a chunk of 128 leaves and reduces it to one root. A digest is the eight numbers of a state.
 //
-// What limits full leaves is the integer pipe, see sha256.cuh. tests/kernels/instructions.py counts what each pipe gets.
+// Full leaves are limited by the integer pipe: see sha256.cuh. tests/kernels/instructions.py counts each pipe's work.
 #include "cursor.cuh"
 #include "sha256.cuh"
 #include "tensor.cuh"
