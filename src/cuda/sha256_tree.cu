@@ -175,14 +175,14 @@ __device__ __forceinline__ Sixteen next_sixteen(Leaf &leaf, const Tensor &tensor
     return all;
 }
 
-// The thread's digest. It is kept in shared memory all the while: reading any layout needs the registers.
+// Puts the leaf's digest. The state is kept in shared memory between blocks: reading any layout needs the registers.
 __device__ __forceinline__ void hash_leaf(Leaf &leaf, const Tensor &tensor, const Dim *dims, Digests &digests,
                                           const Factors &by) {
-    volatile u32 *own = &digests[0][threadIdx.x];
+    volatile Digests &kept = digests;  // volatile, or the compiler would move it to registers
     put(digests, threadIdx.x, initial_state());
     const u32 bytes = leaf.left + 1;  // of the message: the prefix, the leaf
     u32 before = 0;
-    u32 words[16];
+    u32 words[16] = {};
 #pragma unroll 1
     for (u32 block = (bytes + 9 + 63) / 64; block-- > 0;) {
 #pragma unroll 1
@@ -204,12 +204,12 @@ __device__ __forceinline__ void hash_leaf(Leaf &leaf, const Tensor &tensor, cons
         State work;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            work.h[i] = own[i * LEAVES];
+            work.h[i] = kept[i][threadIdx.x];
         }
         rounds(work, words, by);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            own[i * LEAVES] = multiply_add(work.h[i], by.one, own[i * LEAVES]);
+            kept[i][threadIdx.x] = multiply_add(work.h[i], by.one, kept[i][threadIdx.x]);
         }
     }
 }
