@@ -16,8 +16,8 @@ template <class... Parameters> std::vector<std::size_t> sizes_of(void (*)(Parame
 
 template <class... Parameters> std::index_sequence_for<Parameters...> indices_of(void (*)(Parameters...)) { return {}; }
 
-#define REGISTER_KERNEL(name)                                                                                          \
+#define REGISTER_KERNEL(program, name)                                                                                 \
     static const bool registered_##name =                                                                              \
-        (add_kernel({#name, [](void *const *parameters) { call_with(name, parameters, indices_of(name)); },            \
-                     sizes_of(name)}),                                                                                 \
+        (add_kernel({#name, [](void *const *given) { call_with(program::name, given, indices_of(program::name)); },    \
+                     sizes_of(program::name)}),                                                                        \
          true);
