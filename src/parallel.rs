@@ -74,7 +74,10 @@ pub fn together<T: Send>(jobs: Vec<impl FnOnce() -> T + Send>) -> Vec<T> {
     let next = AtomicUsize::new(0);
     on_threads(waiting.len(), || {
         let take = || next.fetch_add(1, Ordering::Relaxed);
-        for (job, place) in std::iter::from_fn(|| { let index = take(); Some((waiting.get(index)?, &found[index])) }) {
+        for (job, place) in std::iter::from_fn(|| {
+            let index = take();
+            Some((waiting.get(index)?, &found[index]))
+        }) {
             let job = job.lock().unwrap_or_else(PoisonError::into_inner).take().expect("each index is taken once");
             *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(job());
         }

@@ -28,12 +28,15 @@ pub fn check(view: &TensorView<'_>, ordinal: i32) -> Result<()> {
         return refuse(Status::UnallocatedDeviceMemory, unallocated(address));
     }
     if pointer.ordinal != ordinal {
-        let what = format!("it is said to be on CUDA device {ordinal}, but its memory is on device {}", pointer.ordinal);
+        let what =
+            format!("it is said to be on CUDA device {ordinal}, but its memory is on device {}", pointer.ordinal);
         return refuse(Status::WrongDevice, what);
     }
     if !pointer.allocation.is_empty() && addresses.end > pointer.allocation.end {
         let beyond = addresses.end - pointer.allocation.end;
-        let what = format!("it reaches {beyond} bytes beyond the device memory that was allocated: its shape or strides are wrong");
+        let what = format!(
+            "it reaches {beyond} bytes beyond the device memory that was allocated: its shape or strides are wrong"
+        );
         return refuse(Status::UnallocatedDeviceMemory, what);
     }
     Ok(())

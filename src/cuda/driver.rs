@@ -329,7 +329,8 @@ impl Producer {
         if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
             return Ok(());
         }
-        let what = "the stream is being captured into a CUDA graph, and what is captured does not run: check before or after";
+        let what =
+            "the stream is being captured into a CUDA graph, and what is captured does not run: check before or after";
         Err(Error::new(Status::StreamCapturing, what))
     }
 }

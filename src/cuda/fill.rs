@@ -3,7 +3,6 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use super::driver::DeviceMemory;
 pub use super::table::Words;
 use super::table::{self, Chunk, Part, Upload};
 use super::{CHUNK_BYTES, DeviceTensor, SCRATCH_BYTES, Session};
@@ -56,18 +55,13 @@ fn fill_batch(session: &Session<'_>, tensors: &[(DeviceTensor<'_>, Words)], part
     let blocks = chunks.len() as u32;
     let tables = [upload.add(rows), upload.add(dims), upload.add(chunks), upload.add(words)];
 
-    let stream = &session.device.streams()[0];
-    let kernel = session.device.elements()?.fill;
-    let memory = DeviceMemory::new(session.device.context(), upload.bytes.len() as u64)?;
-    let queued = memory.write(0, &upload.bytes, stream).and_then(|()| {
+    session.with_scratch(upload.bytes.len() as u64, |memory, stream| {
+        let kernel = session.device.elements()?.fill;
+        memory.write(0, &upload.bytes, stream)?;
         let addresses = tables.map(|offset| memory.address(offset..offset));
         let arguments = addresses.each_ref().map(|address| ptr::from_ref(address).cast::<c_void>());
         // SAFETY: the kernel's arguments, as in `elements.cu`: tables made above. The tensors are allocated, as `Call::open`
         // has checked, and the caller lets nobody else read or write them.
         unsafe { kernel.launch(blocks, THREADS, stream, &arguments) }
-    });
-    // Whatever came of it, nothing of it may be in the queue when the memory is given back.
-    let settled = stream.synchronize();
-    let closed = if settled.is_ok() { memory.close() } else { Ok(drop(memory)) };
-    queued.and(settled).and(closed)
+    })
 }

@@ -23,8 +23,8 @@ pub mod tree;
 use std::collections::BTreeMap;
 
 use self::device::Device;
-use self::driver::Event;
 pub use self::driver::Producer;
+use self::driver::{DeviceMemory, Event, Stream};
 use crate::status::Result;
 use crate::view::{self, TensorView};
 
@@ -94,7 +94,9 @@ impl<'v> Call<'v> {
     /// Makes all streams wait, on the devices, for what is in the caller's.
     fn wait_for(&self, producer: Producer) -> Result<()> {
         if producer.is_default() {
-            let wait = |session: &Session<'v>| session.device.enter(|| self.wait_in(session.device.context(), producer, &[session]));
+            let wait = |session: &Session<'v>| {
+                session.device.enter(|| self.wait_in(session.device.context(), producer, &[session]))
+            };
             return self.sessions.iter().try_for_each(wait);
         }
         let Some(first) = self.sessions.first() else { return Ok(()) };
@@ -117,5 +119,17 @@ impl<'v> Session<'v> {
     /// Its tensors with their places among the call's views, in that order.
     pub fn tensors(&self) -> &[(usize, DeviceTensor<'v>)] {
         &self.tensors
+    }
+
+    /// Runs `work` with `bytes` of device memory and a stream, inside of the device's context, and waits until the stream
+    /// has done what it queued.
+    fn with_scratch<T>(&self, bytes: u64, work: impl FnOnce(&DeviceMemory, &Stream) -> Result<T>) -> Result<T> {
+        let stream = &self.device.streams()[0];
+        let memory = DeviceMemory::new(self.device.context(), bytes)?;
+        let found = work(&memory, stream);
+        // Whatever came of it, nothing of it may be in the queue when the memory is given back.
+        let settled = stream.synchronize();
+        let closed = memory.close();
+        found.and_then(|found| settled.and(closed).map(|()| found))
     }
 }

@@ -163,7 +163,8 @@ impl Part {
 /// just so many.
 pub fn parts(counts: impl IntoIterator<Item = u64>, most: u64) -> Vec<Part> {
     let of = |(tensor, count): (usize, u64)| {
-        (0..count.div_ceil(most)).map(move |number| Part { tensor, chunks: number * most..count.min((number + 1) * most) })
+        (0..count.div_ceil(most))
+            .map(move |number| Part { tensor, chunks: number * most..count.min((number + 1) * most) })
     };
     counts.into_iter().enumerate().flat_map(of).collect()
 }
@@ -219,9 +220,12 @@ mod tests {
     fn parts_cover_every_chunk_once_and_in_order() {
         for most in [1, 2, 4, 64] {
             let parts = parts([0, 1, 5, 64, 65], most);
-            let covered: Vec<_> = parts.iter().flat_map(|part| part.chunks.clone().map(|chunk| (part.tensor, chunk))).collect();
-            let expected: Vec<_> =
-                [(1, 1), (2, 5), (3, 64), (4, 65)].iter().flat_map(|(tensor, count)| (0..*count).map(|chunk| (*tensor, chunk))).collect();
+            let covered: Vec<_> =
+                parts.iter().flat_map(|part| part.chunks.clone().map(|chunk| (part.tensor, chunk))).collect();
+            let expected: Vec<_> = [(1, 1), (2, 5), (3, 64), (4, 65)]
+                .iter()
+                .flat_map(|(tensor, count)| (0..*count).map(|chunk| (*tensor, chunk)))
+                .collect();
             assert_eq!(covered, expected);
             assert!(parts.iter().all(|part| part.chunks.start % most == 0 && part.count() <= most));
         }

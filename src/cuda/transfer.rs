@@ -57,7 +57,8 @@ impl Share {
     pub fn new(most: u64, devices: usize, threads: usize, lanes: usize) -> Result<Self> {
         let most = if most == 0 { DEFAULT_HOST_BYTES } else { most };
         if most < LEAST_HOST_BYTES {
-            let what = format!("max_host_bytes is {most}; at least {LEAST_HOST_BYTES} are needed, and 0 is the default");
+            let what =
+                format!("max_host_bytes is {most}; at least {LEAST_HOST_BYTES} are needed, and 0 is the default");
             return Err(Error::new(Status::BadOption, what));
         }
         let of_device = usize::try_from(most).unwrap_or(usize::MAX) / devices;
@@ -244,7 +245,13 @@ impl Logical for Source<'_> {
     fn read(&self, range: Range<u64>) -> Bytes<'_> {
         assert!(range.start <= range.end && range.end <= self.length(), "{range:?} is not in the tensor");
         let Range { start, end } = range;
-        Bytes::Scattered(Scattered::Device(Reader { source: self, position: start, end, announced: start, coming: None }))
+        Bytes::Scattered(Scattered::Device(Reader {
+            source: self,
+            position: start,
+            end,
+            announced: start,
+            coming: None,
+        }))
     }
 
     fn is_far(&self) -> bool {

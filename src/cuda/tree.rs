@@ -108,7 +108,11 @@ impl Batch {
             dims: upload.add(dims),
             full: (upload.add(full.iter().copied()), full.len() as u64),
             others: (upload.add(others.iter().copied()), others.len() as u64),
-            levels: levels.into_iter().map(|level| (level.len() as u64, level)).map(|(count, level)| (upload.add(level), count)).collect(),
+            levels: levels
+                .into_iter()
+                .map(|level| (level.len() as u64, level))
+                .map(|(count, level)| (upload.add(level), count))
+                .collect(),
             roots: [upload.reserve(0), 0],
             parts: parts.len(),
             bytes,
@@ -119,15 +123,11 @@ impl Batch {
 
     /// The root of each part.
     fn run(mut self, session: &Session<'_>, limits: Limits, progress: &Progress<'_>) -> Result<Vec<State>> {
-        let stream = &session.device.streams()[0];
         self.roots[1] = self.roots[0] + self.chunks * ROOT_BYTES;
         let second = self.levels.first().map_or(0, |(_, count)| *count);
-        let memory = DeviceMemory::new(session.device.context(), self.roots[1] + second * ROOT_BYTES)?;
-        let found = self.queue(session, &memory, stream, limits, progress);
-        // Whatever came of it, nothing of it may be in the queue when the memory is given back.
-        let settled = stream.synchronize();
-        let closed = if settled.is_ok() { memory.close() } else { Ok(drop(memory)) };
-        found.and_then(|roots| settled.and(closed).map(|()| roots))
+        session.with_scratch(self.roots[1] + second * ROOT_BYTES, |memory, stream| {
+            self.queue(session, memory, stream, limits, progress)
+        })
     }
 
     fn queue(

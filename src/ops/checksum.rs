@@ -90,7 +90,8 @@ fn chains(
     let share = Share::new(options.max_host_bytes, devices.max(1), asked, hash::most_lanes()?)?;
     let transfers = call.sessions().iter().map(|session| Transfer::open(session, share)).collect::<Result<Vec<_>>>()?;
     let found = {
-        let mut tensors: Vec<(usize, Readable<'_>)> = on_host(views).map(|(index, tensor)| (index, Readable::Here(tensor))).collect();
+        let mut tensors: Vec<(usize, Readable<'_>)> =
+            on_host(views).map(|(index, tensor)| (index, Readable::Here(tensor))).collect();
         for (session, transfer) in call.sessions().iter().zip(&transfers) {
             let source = |(index, tensor): &(usize, _)| (*index, Readable::OnDevice(Source::new(transfer, *tensor)));
             tensors.extend(session.tensors().iter().map(source));
