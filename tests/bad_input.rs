@@ -63,9 +63,11 @@ fn descriptions() {
     refused(bad(|raw| raw.dtype.code = 200), Status::UnsupportedDtype);
     refused(bad(|raw| raw.dtype.bits = 7), Status::UnsupportedDtype);
     refused(bad(|raw| raw.dtype.lanes = 0), Status::UnsupportedDtype);
-    for device in [0, 2, 10, 13, -1, i32::MAX] {
+    for device in [0, 10, 13, -1, i32::MAX] {
         refused(bad(|raw| raw.device.device_type = device), Status::UnsupportedDevice);
     }
+    let no_such_device = |raw: &mut WcTensor| (raw.device.device_type, raw.device.device_id) = (2, 1000);
+    refused(bad(no_such_device), Status::CudaUnavailable);
     refused(Tensor::new("bad", [1u8; 64].as_ptr(), (17, 4), &[4, 4]).strided(&[1, 4]), Status::UnsupportedLayout);
     refused(Tensor::new("bad", [1u8; 64].as_ptr(), (17, 4), &[3]), Status::UnsupportedLayout);
 }

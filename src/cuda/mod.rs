@@ -1,14 +1,14 @@
 //! Tensors in the memory of CUDA devices: hashed and overwritten where they are.
 //!
 //! `driver` calls the CUDA driver, `device` is what is kept of a device; `allocated` asks the driver what a tensor's address
-//! is; `table` describes tensors to kernels; `tree` hashes on the device, `transfer` copies to the host to hash there, and
-//! `fill` overwrites. The kernels are `sha256_tree.cu` and `elements.cu`, compiled to the `.ptx` files beside them.
+//! is; `table` describes tensors to kernels; `tree` hashes on the device, `transfer` copies to `buffers` of the host to hash
+//! there, and `fill` overwrites. The kernels are `sha256_tree.cu` and `elements.cu`, compiled to the `.ptx` files beside them.
 //!
 //! A call does not disturb an engine that serves: it uses the context that the engine's framework has, streams of its own
 //! that give way to others, memory of a few MiB, and leaves graphs alone that other threads capture.
 
 mod allocated;
-#[allow(unsafe_code)]
+mod buffers;
 mod device;
 #[allow(unsafe_code)]
 mod driver;
@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use self::device::Device;
 pub use self::driver::Producer;
 use self::driver::{DeviceMemory, Event, Stream};
-use crate::status::Result;
+use crate::status::{Error, Result};
 use crate::view::{self, TensorView};
 
 /// Bytes of a tensor that a block of threads works on: 128 leaves of its tree.
@@ -77,7 +77,8 @@ impl<'v> Call<'v> {
         }
         let mut sessions = Vec::with_capacity(of_device.len());
         for (ordinal, tensors) in of_device {
-            let device = Device::get(ordinal)?;
+            let unavailable = |error: Error| Error::of_tensor(error.status(), tensors[0].1.view().name(), error);
+            let device = Device::get(ordinal).map_err(unavailable)?;
             device.enter(|| tensors.iter().try_for_each(|(_, tensor)| allocated::check(tensor.view(), ordinal)))?;
             sessions.push(Session { device, tensors });
         }
