@@ -61,10 +61,18 @@ pub extern "C" fn wc_backend() -> *const c_char {
 ///   `wc_compare`; the caller owns it and frees it with `wc_string_free`.
 ///
 /// Returns `WC_STATUS_OK`, or why nothing could be said: any of the statuses 1 to 15 for a bad input, `CANCELLED`, `SYSTEM`,
-/// `PANIC`. `wc_last_error` has the message.
+/// `PANIC`; with tensors on CUDA devices also 27 to 32, and `CUDA` stands for every error of the driver that has no status of its own.
+/// `wc_last_error` has the message.
 ///
 /// Threads: blocks until done; uses up to `options.threads` threads that end with the call. No memory that grows with
 /// the tensors is used; a tensor with gaps between its elements is gathered through 256 KiB a thread.
+///
+/// CUDA devices: tensors may be on several, and others in host memory. The devices wait for what `options.stream` has in its
+/// queue; all work of the call is done when it returns, in streams of its own with the lowest priority. The calling thread's
+/// current context is as it was. By `WC_ALGORITHM_SHA256_TREE` tensors are hashed where they are, with at most 16 MiB of device
+/// memory; by `WC_ALGORITHM_SHA256` they are copied to the host, piece by piece, through `options.max_host_bytes` of pinned memory, with at
+/// most 1 MiB on the device. Both are given back. The first call on a device compiles kernels (the driver caches them) and keeps the
+/// streams and kernels for the next.
 ///
 /// # Safety
 /// The pointers are NULL or valid as said above, for the whole call; nobody writes to the tensors' memory or unmaps it.
@@ -136,8 +144,10 @@ pub unsafe extern "C" fn wc_digest(
 /// - `out_json`: receives `{"tensors", "written", "shared", "bytes"}`, where tensors = written + shared; owned by the caller,
 ///   freed with `wc_string_free`.
 ///
-/// Returns as `wc_checksum`. After `CANCELLED` some tensors are overwritten and others are not; after any other status
-/// but `OK` and `PANIC` none is.
+/// Returns as `wc_checksum`. After `CANCELLED`, and after `OUT_OF_DEVICE_MEMORY` and `CUDA`, some tensors may be overwritten and others not;
+/// after any other status but `OK` and `PANIC` none is.
+///
+/// CUDA devices: as `wc_checksum`; tensors there are overwritten where they are, with the same bytes as in host memory.
 ///
 /// # Safety
 /// As `wc_checksum`; nobody reads the tensors' memory during the call either.
@@ -200,7 +210,7 @@ pub unsafe extern "C" fn wc_compare(
 /// Parameters:
 /// - `plan_json`: borrowed, NUL-terminated plan document of one or many ranks.
 /// - `checkpoint`: borrowed, NUL-terminated path of a folder of safetensors files or of one such file; or NULL, and then
-/// - `sources`, `count`: the checkpoint's tensors in memory, borrowed, under the names that the plan gives them. More than the
+/// - `sources`, `count`: the checkpoint's tensors in host memory, borrowed, under the names that the plan gives them. More than the
 ///   plan names are fine. They must be NULL and 0 with a checkpoint.
 /// - `options`: as for `wc_checksum`; bytes are the logical bytes of the parameters hashed.
 /// - `out_json`: receives `{key: digest}`, a baseline for `wc_compare`, in the order of the plan: every parameter of every

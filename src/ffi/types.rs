@@ -24,7 +24,8 @@ pub const WC_FILL_POISON: u32 = 2;
 
 /// Where a tensor's memory is: DLPack's `DLDevice`.
 ///
-/// Supported are host memory (`device_type` 1, kDLCPU, and 3, kDLCUDAHost).
+/// Supported are host memory (`device_type` 1, kDLCPU, and 3, kDLCUDAHost) and the memory of CUDA devices (2, kDLCUDA). For the
+/// latter libcuda is loaded when the first such tensor comes; the device's primary context is used, as by PyTorch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct WcDevice {

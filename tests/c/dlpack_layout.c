@@ -64,6 +64,8 @@ static void print_structs(void) {
     PLACE(WcOptions, threads);
     PLACE(WcOptions, progress);
     PLACE(WcOptions, progress_data);
+    PLACE(WcOptions, stream);
+    PLACE(WcOptions, max_host_bytes);
     SIZE(DLTensor);
     PLACE(DLTensor, data);
     PLACE(DLTensor, device);

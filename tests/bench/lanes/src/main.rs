@@ -102,7 +102,7 @@ fn digests(tensors: &[&[u8]], algorithm: u32) -> Vec<[u8; 32]> {
     };
     let described: Vec<_> = tensors.iter().enumerate().map(describe).collect();
     let struct_size = size_of::<WcOptions>();
-    let options = WcOptions { struct_size, algorithm, threads: 1, progress: None, progress_data: ptr::null_mut() };
+    let options = WcOptions { struct_size, algorithm, threads: 1, progress: None, progress_data: ptr::null_mut(), stream: ptr::null_mut(), max_host_bytes: 0 };
     let mut out = vec![[0; 32]; tensors.len()];
     let size = 32 * out.len();
     // SAFETY: the descriptions point to names, lengths and bytes that live through the call; `out` has room.
