@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Builds the fake driver: build.sh OUT_DIR makes OUT_DIR/libcuda.so.1 when a source is newer. Needs only a C++ compiler.
-# A later dlopen("libcuda.so") in a process that loaded it by path finds it, by its soname.
+# A later dlopen("libcuda.so") in a process that loaded it by path finds it, by its soname; it does not find
+# OUT_DIR/libfake_cuda.so, which is otherwise the same.
 set -euo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 cd "$(dirname "$0")"
 library=$out/libcuda.so.1
 
-if [ -e "$library" ] && [ -z "$(find . ../../src/cuda -name '*.[ch]*' -newer "$library")" ]; then exit; fi
+if [ -e "$library" ] && [ -z "$(find . ../../src/cuda \( -name '*.[ch]*' -o -name build.sh \) -newer "$library")" ]; then exit; fi
 
 # Of its own name until it is whole: another process may build at the same time.
 work=$(mktemp -d "$out/build.XXXXXX")
@@ -23,6 +24,8 @@ for kernels in kernels_*.cpp; do
         -fsanitize=alignment -fsanitize-undefined-trap-on-error -c "$kernels" -o "$work/${kernels%.cpp}.o" &
 done
 for job in $(jobs -p); do wait "$job"; done
-"${CXX:-c++}" -shared -Wl,-soname,libcuda.so -Wl,--no-undefined "$work"/*.o -o "$work/libcuda.so.1" -pthread
-mv "$work/libcuda.so.1" "$library"
-ln -sfn libcuda.so.1 "$out/libcuda.so"
+link() { "${CXX:-c++}" -shared -Wl,-soname,"$1" -Wl,--no-undefined "$work"/*.o -o "$work/$2" -pthread; }
+link libfake_cuda.so libfake_cuda.so
+link libcuda.so libcuda.so.1
+ln -s libcuda.so.1 "$work/libcuda.so"
+for made in libfake_cuda.so libcuda.so libcuda.so.1; do mv -T "$work/$made" "$out/$made"; done

@@ -1,6 +1,6 @@
 """The fake CUDA driver of tests/fake_cuda: built, loaded as this process's libcuda, its control calls wrapped.
 
-`FakeCuda()` must come before the library under test looks for libcuda."""
+`FakeCuda()` must come before the library under test looks for libcuda, which then finds it."""
 
 from __future__ import annotations
 
@@ -116,11 +116,15 @@ class DeviceMemory:
 
 
 class FakeCuda:
-    """The driver that this process has from now on. `calls` has the control calls of fake_cuda.h and those of cuda.h."""
+    """The driver. `calls` has the control calls of fake_cuda.h and those of cuda.h."""
 
-    def __init__(self) -> None:
+    def __init__(self, as_libcuda: bool = True) -> None:
+        """Without `as_libcuda` nobody else in this process finds it."""
         subprocess.run(["bash", str(SOURCES / "build.sh"), str(OUTPUT)], check=True)
-        self.calls = ctypes.CDLL(str(OUTPUT / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
+        if as_libcuda:
+            self.calls = ctypes.CDLL(str(OUTPUT / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
+        else:
+            self.calls = ctypes.CDLL(str(OUTPUT / "libfake_cuda.so"))
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self.calls, name)
             function.restype, function.argtypes = result, arguments
