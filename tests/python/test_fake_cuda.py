@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from driver_calls import Driver, DriverError, ptx
+
 from fake_cuda import GLOBAL, OUT_OF_MEMORY, OUTPUT, RELAXED, THREAD_LOCAL, FakeCuda
 
 INVALID_VALUE, INVALID_CONTEXT, INVALID_HANDLE, NOT_FOUND = 1, 201, 400, 500
