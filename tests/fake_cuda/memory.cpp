@@ -10,6 +10,7 @@
 namespace {
 
 constexpr std::size_t ALIGNMENT = 256;  // of what the driver hands out
+constexpr std::size_t GUARD = 16 << 20;   // addresses on either side of memory that are nobody's
 constexpr unsigned char NEVER_WRITTEN = 0xcd;
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -63,8 +64,8 @@ void count_device_memory(std::int64_t allocations, std::int64_t bytes) {
 // Never given back, so that an address that was freed stays one that crashes.
 Address reserve_pages(std::size_t bytes) {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void *start = mmap(nullptr, bytes + 2 * PAGE, PROT_NONE, flags, -1, 0);
-    return start == MAP_FAILED ? 0 : reinterpret_cast<Address>(start) + PAGE;
+    void *start = mmap(nullptr, bytes + 2 * GUARD, PROT_NONE, flags, -1, 0);
+    return start == MAP_FAILED ? 0 : reinterpret_cast<Address>(start) + GUARD;
 }
 
 const std::pair<const Address, Allocation> *find_allocation(Address address) {

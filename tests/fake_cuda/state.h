@@ -178,7 +178,7 @@ bool is_device_range(Address address, std::size_t bytes, int *device);
 // Does `work` with these bytes of device memory, or with all memory of a device, accessible.
 void with_access(Address address, std::size_t bytes, const std::function<void()> &work);
 void with_device_access(int device, const std::function<void()> &work);
-// Address space that is never given back, with a page on either side that nobody can touch.
+// Address space that is never given back, with some on either side that nobody can touch.
 Address reserve_pages(std::size_t bytes);
 Address map_device(int device, std::size_t bytes, Owner owner);
 void unmap_device(Address address);
