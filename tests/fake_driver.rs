@@ -11,7 +11,7 @@ fn queued_writes_come_when_time_passes() {
     let stream = fake.stream(1);
     memory.write_later(stream, 0, b"new");
     assert_eq!(memory.read(), b"old");
-    assert_eq!(fake.counts().queued, 1);
+    assert_eq!(fake.counts().queued_elsewhere, 1);
     fake.run(1);
     assert_eq!(memory.read(), b"new");
 }

@@ -75,17 +75,20 @@ struct RandomWords {
 };
 
 // The unit at a logical byte: part of a little-endian word, or two words.
-template <class Source> static __device__ __forceinline__ void make_unit(Source word, u64 byte, uint4 &unit) {
+template <class Source>
+static __device__ __forceinline__ void make_unit(Source word, u64 byte, uint4 &unit) {
     u64 low = word(byte / 8), high = word(byte / 8 + 1);
     unit = make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
 }
-template <class Source, class Unit> static __device__ __forceinline__ void make_unit(Source word, u64 byte, Unit &unit) {
+template <class Source, class Unit>
+static __device__ __forceinline__ void make_unit(Source word, u64 byte, Unit &unit) {
     unit = (Unit)(word(byte / 8) >> (8 * (byte % 8)));
 }
 
 // One chunk, by all threads of the block, neighbours beside each other.
 template <class Unit, class Source>
-static __device__ __forceinline__ void fill_units(const Tensor &tensor, const Dim *dims, u64 from, u64 to, Source word) {
+static __device__ __forceinline__ void fill_units(const Tensor &tensor, const Dim *dims, u64 from, u64 to,
+                                                  Source word) {
     for (u64 byte = from + threadIdx.x * sizeof(Unit); byte < to; byte += blockDim.x * sizeof(Unit)) {
         Unit unit;
         make_unit(word, byte, unit);

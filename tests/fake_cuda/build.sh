@@ -7,7 +7,8 @@ out=$(mkdir -p "$1" && cd "$1" && pwd)
 cd "$(dirname "$0")"
 library=$out/libcuda.so.1
 
-if [ -e "$library" ] && [ -z "$(find . ../../src/cuda \( -name '*.[ch]*' -o -name build.sh \) -newer "$library")" ]; then exit; fi
+newer() { find . ../../src/cuda \( -name '*.[ch]*' -o -name build.sh \) -newer "$library"; }
+if [ -e "$library" ] && [ -z "$(newer)" ]; then exit; fi
 
 # Of its own name until it is whole: another process may build at the same time.
 work=$(mktemp -d "$out/build.XXXXXX")

@@ -50,7 +50,10 @@ CONTROL void fake_counts(FakeCounts *counts) {
     *counts = {};
     for (int device = 0; device < MOST_DEVICES; device++) {
         counts->contexts[device] = all.contexts[device].retained;
-        for (const auto &stream : all_streams(device)) counts->queued += stream->queue.size();
+        for (const auto &stream : all_streams(device)) {
+            bool own = stream->owner == Owner::LIBRARY;
+            (own ? counts->queued : counts->queued_elsewhere) += stream->queue.size();
+        }
     }
     for (const auto &entry : all.streams) counts->streams += entry.second->owner == Owner::LIBRARY;
     counts->events = all.events.size();
@@ -136,7 +139,7 @@ CONTROL uint64_t fake_call_count(void) {
 
 CONTROL const char *fake_call_name(uint64_t index) {
     HOLD_LOCK;
-    return index < state().calls.size() ? state().calls[index].c_str() : nullptr;
+    return index < state().calls.size() ? state().calls[index] : nullptr;
 }
 
 CONTROL void fake_clear_log(void) {

@@ -1,5 +1,5 @@
-// Lets a C++ compiler build src/cuda/*.cu unchanged for the host: c++ -x c++ -include cuda_on_host.h -fsanitize=alignment.
-// threads.cpp runs what comes out. Only what our kernels use is here; warps do not exist (no shuffles, no votes).
+// Lets a C++ compiler build src/cuda/*.cu unchanged for the host, with -fsanitize=alignment; threads.cpp runs what
+// comes out. Warps do not exist (no shuffles, no votes).
 #pragma once
 
 // Before the macros below: the C++ library uses __noinline__ as a name of its own.

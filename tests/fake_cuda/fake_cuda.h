@@ -22,14 +22,15 @@ typedef struct FakeCounts {
     uint64_t pinned_bytes;
     uint64_t most_device_bytes;   // since fake_reset
     uint64_t most_pinned_bytes;   // since fake_reset
-    uint64_t queued;              // copies, kernels and waits that have not run, on all streams
+    uint64_t queued;              // copies, kernels, waits on its streams that have not run
+    uint64_t queued_elsewhere;    // the same on other streams: of producers, legacy, per thread
 } FakeCounts;
 
 // Back to 2 devices, no limits, no failures, empty log and list of misuses, no framework objects.
 // What the library under test holds stays; this thread's capture mode and the contexts that a test pushed go.
 void fake_reset(void);
 void fake_counts(FakeCounts *counts);
-void fake_device_count(int devices);  // 0 to 8; 0 makes cuInit fail, but only before the first success
+void fake_device_count(int devices);  // 0 to 8; 0 makes cuInit fail
 void fake_device_limit(uint64_t bytes);
 void fake_pinned_limit(uint64_t bytes);
 
@@ -59,7 +60,7 @@ int fake_pop_context(void);
 // Begins a capture by this thread: mode 0 global, 1 thread local, 2 relaxed; -1 ends it.
 int fake_capture(uint64_t stream, int mode);
 int fake_capture_invalidated(uint64_t stream);
-// Of this thread: how many contexts are pushed, the current one's device (-1: none), the capture mode (0 unless changed).
+// Of this thread: how many contexts are pushed, the current one's device (-1: none), the capture mode (0: unchanged).
 int fake_context_depth(void);
 int fake_context_device(void);
 int fake_capture_mode(void);
@@ -71,11 +72,11 @@ void fake_fail_nth(uint64_t nth, int error);
 void fake_clear_failures(void);
 uint64_t fake_failures_left(void);  // not yet due
 
-// Driver calls since fake_clear_log, with their exported names. The text is good until the next driver call.
+// Driver calls since fake_clear_log, with their exported names.
 uint64_t fake_call_count(void);
 const char *fake_call_name(uint64_t index);
 void fake_clear_log(void);
-// What the library did that a real driver forbids or leaves undefined.
+// What the library did that a real driver forbids or leaves undefined. The text is good until the next driver call.
 uint64_t fake_misuse_count(void);
 const char *fake_misuse(uint64_t index);
 void fake_clear_misuses(void);

@@ -43,7 +43,8 @@ void check_rest_of_pages(Address address, std::size_t bytes) {
         misuse(SUCCESS, "device memory beside an allocation was written");
 }
 
-template <class Map> auto find_in(Map &map, Address address, std::size_t (*bytes_of)(const typename Map::mapped_type &)) {
+// The entry that holds an address.
+template <class Map, class BytesOf> auto find_in(Map &map, Address address, BytesOf bytes_of) {
     auto after = map.upper_bound(address);
     if (after == map.begin()) return map.end();
     auto found = std::prev(after);

@@ -1,4 +1,4 @@
-//! The fake CUDA driver of this folder: built, loaded as this process's libcuda, its control calls (fake_cuda.h) wrapped.
+//! The fake CUDA driver of this folder: built, loaded as this process's libcuda, its control calls wrapped.
 //!
 //! `Fake::start` must come before the library looks for libcuda. Tests that use it run one at a time.
 #![allow(dead_code, reason = "every test file uses a part of it")]
@@ -40,6 +40,7 @@ pub struct Counts {
     pub most_device_bytes: u64,
     pub most_pinned_bytes: u64,
     pub queued: u64,
+    pub queued_elsewhere: u64,
 }
 
 macro_rules! control_calls {

@@ -1,7 +1,9 @@
 // Modules, functions and launches. The PTX is looked at, not run: the kernel of the same name, built for the host, is.
 #include "state.h"
 
+#include <algorithm>
 #include <cctype>
+#include <cstdio>
 #include <cstring>
 
 namespace {
@@ -21,9 +23,16 @@ const char *first_statement(const char *text) {
     }
 }
 
+// What follows a text that does not end is hardly text.
+bool is_text(const std::string &text) {
+    return std::all_of(text.begin(), text.end(), [](unsigned char each) {
+        return each < 0x80 && (std::isprint(each) || std::isspace(each));
+    });
+}
+
 bool is_ptx(const char *text) {
     const char *start = first_statement(text);
-    return std::strncmp(start, ".version", 8) == 0 && std::strstr(start, ".target") != nullptr;
+    return is_text(text) && std::strncmp(start, ".version", 8) == 0 && std::strstr(start, ".target") != nullptr;
 }
 
 void write_error_log(unsigned count, const int *options, void **values, const std::string &text) {
@@ -42,14 +51,21 @@ void write_error_log(unsigned count, const int *options, void **values, const st
         if (options[index] == ERROR_LOG_BYTES) values[index] = reinterpret_cast<void *>(length);
 }
 
-// The text between the parentheses of a kernel's parameters; false when there is no such kernel.
-bool find_parameters(const std::string &ptx, const std::string &name, std::string *parameters) {
+// A kernel of the PTX: the text between the parentheses of its parameters, and of what stands before its body.
+struct Entry {
+    std::string parameters;
+    std::string directives;
+};
+
+bool find_entry(const std::string &ptx, const std::string &name, Entry *found) {
     const std::string entry = ".entry " + name;
     for (std::size_t at = ptx.find(entry); at != std::string::npos; at = ptx.find(entry, at + 1)) {
         std::size_t after = at + entry.size();
         while (after < ptx.size() && std::isspace(static_cast<unsigned char>(ptx[after]))) after++;
         if (after == ptx.size() || ptx[after] != '(') continue;
-        *parameters = ptx.substr(after + 1, ptx.find(')', after) - after - 1);
+        std::size_t end = ptx.find(')', after);
+        found->parameters = ptx.substr(after + 1, end - after - 1);
+        found->directives = ptx.substr(end, ptx.find('{', end) - end);
         return true;
     }
     return false;
@@ -73,15 +89,27 @@ std::vector<std::size_t> parameter_sizes(const std::string &parameters) {
     return sizes;
 }
 
+// ".maxntid 128, 1, 1" comes from __launch_bounds__.
+std::size_t most_threads(const std::string &directives) {
+    std::size_t at = directives.find(".maxntid");
+    if (at == std::string::npos) return 1024;
+    unsigned x = 1, y = 1, z = 1;
+    std::sscanf(directives.c_str() + at, ".maxntid %u, %u, %u", &x, &y, &z);
+    return static_cast<std::size_t>(x) * y * z;
+}
+
 std::shared_ptr<Function> find_function(std::uint64_t handle) {
     auto found = state().functions.find(handle);
     return found == state().functions.end() ? nullptr : found->second;
 }
 
-bool fits(const Size3 &grid, const Size3 &block) {
-    bool grid_fits = grid.x > 0 && grid.y > 0 && grid.z > 0 && grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535;
-    bool block_fits = block.x > 0 && block.y > 0 && block.z > 0 && block.x <= 1024 && block.y <= 1024 && block.z <= 64;
-    return grid_fits && block_fits && static_cast<std::uint64_t>(block.x) * block.y * block.z <= 1024;
+bool is_within(const Size3 &size, unsigned x, unsigned y, unsigned z) {
+    return size.x > 0 && size.y > 0 && size.z > 0 && size.x <= x && size.y <= y && size.z <= z;
+}
+
+bool fits(const Function &function, const Size3 &grid, const Size3 &block) {
+    return is_within(grid, 0x7fffffff, 65535, 65535) && is_within(block, 1024, 1024, 64) &&
+           static_cast<std::size_t>(block.x) * block.y * block.z <= function.most_threads;
 }
 
 // Parameters are copied at the launch, like the driver does, so the caller's may be gone when the kernel runs.
@@ -132,14 +160,15 @@ DRIVER int cuModuleGetFunction(std::uint64_t *function, std::uint64_t handle, co
     auto found = state().modules.find(handle);
     if (found == state().modules.end())
         return misuse(INVALID_HANDLE, "cuModuleGetFunction of what is no module, or no longer");
-    std::string parameters;
-    if (!find_parameters(found->second->ptx, name, &parameters)) return NOT_FOUND;
+    Entry entry;
+    if (!find_entry(found->second->ptx, name, &entry)) return NOT_FOUND;
     const Kernel *kernel = find_kernel(name);
     if (kernel == nullptr) return misuse(NOT_FOUND, std::string(name) + " is in the PTX but not built for the host");
-    if (parameter_sizes(parameters) != kernel->sizes)
+    if (parameter_sizes(entry.parameters) != kernel->sizes)
         return misuse(NOT_FOUND, std::string(name) + " takes other parameters in the PTX than in the .cu file");
     *function = new_handle();
-    state().functions[*function] = std::make_shared<Function>(Function{found->second->device, handle, kernel});
+    state().functions[*function] = std::make_shared<Function>(
+        Function{found->second->device, handle, most_threads(entry.directives), kernel});
     return SUCCESS;
 }
 
@@ -154,8 +183,8 @@ DRIVER int cuLaunchKernel(std::uint64_t handle, unsigned grid_x, unsigned grid_y
     if (!stream) return misuse(INVALID_HANDLE, "cuLaunchKernel on what is no stream, or no longer");
     if (function->device != context->device || stream->device != context->device)
         return misuse(INVALID_HANDLE, "cuLaunchKernel: function, stream and current context differ");
-    if (!fits(grid, block)) return misuse(INVALID_VALUE, "cuLaunchKernel: grid or block is empty or too large");
-    if (shared_bytes != 0 || extra != nullptr)
-        return misuse(INVALID_VALUE, "cuLaunchKernel: the fake has no dynamic shared memory and no `extra`");
+    if (!fits(*function, grid, block)) return misuse(INVALID_VALUE, "cuLaunchKernel: grid or block is empty or too large");
+    if (shared_bytes != 0 || extra != nullptr || parameters == nullptr)
+        return misuse(INVALID_VALUE, "cuLaunchKernel without parameters, or with what the fake does not have");
     return push(stream, launch(*function->kernel, context->device, grid, block, parameters));
 }

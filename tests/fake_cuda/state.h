@@ -90,7 +90,8 @@ struct Module {
 
 struct Function {
     int device;
-    std::uint64_t module;  // its handle
+    std::uint64_t module;      // its handle
+    std::size_t most_threads;  // of a block, as the kernel was compiled
     const Kernel *kernel;
 };
 
@@ -127,7 +128,7 @@ struct State {
     std::uint64_t device_bytes = 0, device_allocations = 0, most_device_bytes = 0, device_limit = UINT64_MAX;
     std::uint64_t pinned_bytes = 0, most_pinned_bytes = 0, pinned_limit = UINT64_MAX;
 
-    std::vector<std::string> calls;
+    std::vector<const char *> calls;
     std::vector<std::string> misuses;
     struct Failure {
         std::string name;  // empty: any call

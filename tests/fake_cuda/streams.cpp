@@ -155,9 +155,7 @@ DRIVER int cuStreamSynchronize(std::uint64_t handle) {
     FIND_STREAM("cuStreamSynchronize", handle);
     Result result = check_not_capturing(stream);
     if (result != SUCCESS) return result;
-    for (const Place &place : ordered_after(stream)) {
-        if (is_legacy(stream)) run_until(place.stream, place.number);
-    }
+    if (is_legacy(stream)) push(stream, {});  // which comes after what is queued on blocking streams
     run_until(stream, stream->last);
     return SUCCESS;
 }

@@ -36,8 +36,9 @@ const Kernel *running;
 void *const *arguments;
 
 std::vector<Kernel> &kernels() {
-    static std::vector<Kernel> all;
-    return all;
+    // Never destroyed: other threads may still launch when the process ends.
+    static std::vector<Kernel> *all = new std::vector<Kernel>;
+    return *all;
 }
 
 // A fiber never ends: it is used for the next block, and for the next kernel.

@@ -80,6 +80,7 @@ class Counts(ctypes.Structure):
                 "most_device_bytes",
                 "most_pinned_bytes",
                 "queued",
+                "queued_elsewhere",
             )
         ),
     )

@@ -342,7 +342,7 @@ def test_functions_are_found_by_name(driver: Driver) -> None:
     with pytest.raises(DriverError):
         driver.launch(function, 0, 256, *(ctypes.c_uint64() for _ in range(4)))
     with pytest.raises(DriverError):
-        driver.launch(function, 1, 1025, *(ctypes.c_uint64() for _ in range(4)))
+        driver.launch(function, 1, 257, *(ctypes.c_uint64() for _ in range(4)))
     driver.cuModuleUnload(module)
     with pytest.raises(DriverError):
         driver.launch(function, 1, 256, *(ctypes.c_uint64() for _ in range(4)))
