@@ -55,7 +55,12 @@ macro_rules! control_calls {
             unsafe fn of(library: NonNull<c_void>) -> Self {
                 // SAFETY: fake_cuda.h declares the functions with these parameters and results.
                 unsafe {
-                    Self { $($name: std::mem::transmute::<NonNull<c_void>, _>(symbol(library, stringify!($name))),)* }
+                    Self {
+                        $($name: std::mem::transmute::<
+                            NonNull<c_void>,
+                            unsafe extern "C" fn($($argument),*) $(-> $result)?,
+                        >(symbol(library, stringify!($name))),)*
+                    }
                 }
             }
         }

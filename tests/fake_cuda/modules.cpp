@@ -183,7 +183,8 @@ DRIVER int cuLaunchKernel(std::uint64_t handle, unsigned grid_x, unsigned grid_y
     if (!stream) return misuse(INVALID_HANDLE, "cuLaunchKernel on what is no stream, or no longer");
     if (function->device != context->device || stream->device != context->device)
         return misuse(INVALID_HANDLE, "cuLaunchKernel: function, stream and current context differ");
-    if (!fits(*function, grid, block)) return misuse(INVALID_VALUE, "cuLaunchKernel: grid or block is empty or too large");
+    if (!fits(*function, grid, block))
+        return misuse(INVALID_VALUE, "cuLaunchKernel: grid or block is empty or too large");
     if (shared_bytes != 0 || extra != nullptr || parameters == nullptr)
         return misuse(INVALID_VALUE, "cuLaunchKernel without parameters, or with what the fake does not have");
     return push(stream, launch(*function->kernel, context->device, grid, block, parameters));
