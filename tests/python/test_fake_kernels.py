@@ -195,6 +195,20 @@ def test_fill_takes_several_chunks_and_tensors(driver: Driver, fill: int, size: 
         on.free()
 
 
+def test_fill_writes_only_the_chunks_of_the_launch(driver: Driver, fill: int) -> None:
+    before = painted(3 * CHUNK)
+    memory = driver.fake.put(before)
+    tensor, _ = described(before, before, memory.address)
+    tables = [put_table(driver, each) for each in (tensor, Dim(), (ctypes.c_uint32 * 2)(0, 1), (U64 * 3)(3, MASK, 0))]
+    driver.launch(fill, 1, 256, *(U64(table.address) for table in tables))
+    driver.cuStreamSynchronize(0)
+    expected = before.copy()
+    expected[CHUNK : 2 * CHUNK] = np.frombuffer(filled(2 * CHUNK, 3, MASK, 0), np.uint8)[CHUNK:]
+    assert memory.read() == expected.tobytes()
+    for each in (memory, *tables):
+        each.free()
+
+
 # The tree
 
 
