@@ -8,6 +8,7 @@ import ctypes
 import hashlib
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -264,6 +265,26 @@ def test_hash_full_leaves_gives_the_roots_of_chunks(driver: Driver) -> None:
     assert digests(roots.read()) == chunk_roots(data.tobytes())
     for each in (memory, roots, *tables):
         each.free()
+
+
+def test_kernels_of_several_threads_do_not_mix(driver: Driver) -> None:
+    def run(seed: int) -> bool:
+        own = Driver(driver.fake)
+        own.enter(seed % 2)
+        function, stream = own.function("sha256_tree.ptx", "wc_hash_leaves"), own.stream()
+        data = painted(20 * LEAF + seed, seed)
+        memory, roots = own.fake.put(data, seed % 2), own.fake.alloc(32, seed % 2)
+        tensor, _ = described(data, data, memory.address)
+        tables = [own.fake.put(bytes(each), seed % 2) for each in (tensor, Dim(), (ctypes.c_uint32 * 2)(0, 0))]
+        places = [U64(table.address) for table in (*tables, roots)]
+        own.launch(function, 1, 128, *places, ctypes.c_uint32(1), stream=stream)
+        own.cuStreamSynchronize(stream)
+        own.cuStreamDestroy_v2(stream)
+        own.leave()
+        return digests(roots.read()) == chunk_roots(data.tobytes())
+
+    with ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(run, range(24)))
 
 
 def test_hash_nodes_gives_the_roots_of_runs(driver: Driver) -> None:
