@@ -3,9 +3,9 @@
 //
 // The driver is stricter than a real one: work runs only when someone waits for it, every call but cuInit, the names of
 // errors and the devices needs a current context, nothing can be captured into a graph.
-// It does not show: a kernel that uses host memory, warps that run apart, blocks that run at the same time, device memory
-// that the host touches at the very moment that another thread runs queued work, memory that was never written (it is
-// 0xcd), a primary context that ends with its last release (as a framework holds it).
+// It does not show: a kernel that uses host memory, warps that run apart, blocks that run at the same time, device
+// memory that the host touches at the very moment that another thread runs queued work, memory that was never written
+// (it is 0xcd), a primary context that ends with its last release (as a framework holds it).
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H
 

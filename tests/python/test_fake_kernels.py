@@ -41,7 +41,9 @@ class Layout(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[Driver]:
-    driver = Driver(FakeCuda(as_libcuda=False))
+    fake = FakeCuda(as_libcuda=False)
+    fake.reset()
+    driver = Driver(fake)
     driver.enter()
     yield driver
     assert driver.fake.misuses() == []
