@@ -167,7 +167,7 @@ fn the_producers_stream_is_waited_for() {
             memory.write_later(handle, 0, &content);
             let options = WcOptions { stream: address(handle).cast_mut().cast(), ..algorithm(code) };
             let found = digests_with(&[bytes("t", 0, &memory)], &options).unwrap();
-            assert_eq!(found, of_host(&[content.clone()], &options), "stream {handle:#x}");
+            assert_eq!(found, of_host(std::slice::from_ref(&content), &options), "stream {handle:#x}");
             assert_clean(&fake);
         }
     }

@@ -61,9 +61,12 @@ pub fn reset(views: &[TensorView<'_>], fill: Fill, options: &Options<'_>) -> Res
     let total = total_bytes(unique.iter().copied());
     let progress = Progress::start(total, options.progress)?;
     type Job<'j> = Box<dyn FnOnce() -> Result<()> + Send + 'j>;
-    let mut jobs: Vec<Job<'_>> = vec![Box::new(|| on_host(&unique, fill, options.threads, &progress))];
+    let mut jobs: Vec<Job<'_>> = Vec::new();
     for session in call.sessions() {
         jobs.push(Box::new(|| on_device(session, fill, &progress)));
+    }
+    if unique.iter().any(|view| view.on_host().is_some()) {
+        jobs.push(Box::new(|| on_host(&unique, fill, options.threads, &progress)));
     }
     parallel::together(jobs).into_iter().collect::<Result<()>>()?;
     progress.finish()?;
