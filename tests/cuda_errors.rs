@@ -116,11 +116,11 @@ fn no_room_on_the_device_or_to_pin() {
     assert_clean(&fake);
 }
 
+/// A verb under its name, which gives the status of its failure.
+type Verb<'f> = (&'static str, Box<dyn Fn() -> Option<Status> + 'f>);
+
 /// The calls that are made to fail: tensors that need every part of the driver.
-fn calls<'f>(
-    first: &'f DeviceMemory<'_>,
-    second: &'f DeviceMemory<'_>,
-) -> Vec<(&'static str, Box<dyn Fn() -> Option<Status> + 'f>)> {
+fn calls<'f>(first: &'f DeviceMemory<'_>, second: &'f DeviceMemory<'_>) -> Vec<Verb<'f>> {
     let tensors = move || {
         let strided = Tensor::new("strided", address(first.address), BFLOAT16, &[100, 50]).strided(&[1, 100]);
         [bytes("a", 0, first), on(0, strided), bytes("b", 1, second)]
