@@ -178,6 +178,10 @@ impl<T> Pool<T> {
         let rest = self.waiting[..self.waiting.len() - lengths.len()].iter().map(|(left, _)| *left).sum::<u64>();
         let time = lower_bound(&lengths, rest + self.taken, self.threads, &self.speeds);
         let together = self.speeds.fast / self.speeds.pair() as f64;
+        // One backend for both: outside of full lanes a message is no faster, so there is nothing to win.
+        if together <= 1.1 * self.speeds.lane() {
+            return false;
+        }
         *longest as f64 / together > 0.9 * time
     }
 
@@ -355,6 +359,16 @@ mod tests {
         near(bound(&[1000; 1600], 2), 1_600_000.0 / 7.0);
         // Two equal messages on one thread run fast together; the bound forgets that each is slower then.
         assert!((0.99 * 2000.0 / 1.9..=2000.0 / 1.9).contains(&bound(&[1000, 1000], 1)));
+    }
+
+    #[test]
+    fn full_lanes_are_not_given_up_where_nothing_is_faster() {
+        let (_, wide, fast, single) = MEASURED[0];
+        let forced = Speeds { wide_lanes: 16, wide, fast_lanes: 16, fast, single };
+        for threads in [1, 2, 4] {
+            let mut pool = Pool::new(vec![(1 << 30, ()); 16 * threads], threads, forced);
+            assert!((0..threads).all(|_| pool.take().len() == 16), "{threads} threads");
+        }
     }
 
     #[test]
