@@ -158,9 +158,56 @@ __device__ __forceinline__ Sixteen next_grain(Leaf &leaf, const Tensor &tensor, 
     return grain;
 }
 
+// Sixteen bytes in grains that are `step` bytes apart.
+template <typename Grain>
+__device__ __forceinline__ Sixteen sixteen_at(u64 at, u64 step) {
+    u32 words[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        words[i] = 0;
+#pragma unroll
+        for (int j = 0; j < 4 / (int)sizeof(Grain); j++) {
+            words[i] |= (u32)load<Grain>(at) << (8 * sizeof(Grain) * j);
+            at += step;
+        }
+    }
+    return {(u64)words[1] << 32 | words[0], (u64)words[3] << 32 | words[2]};
+}
+
+// Sixteen bytes of small grains that all are in one block, or in blocks of one grain in one row: nothing ends between
+// them. False when it does, and nothing is read.
+__device__ __forceinline__ bool sixteen_in_line(Sixteen &all, Leaf &leaf, const Tensor &tensor) {
+    Cursor &cursor = leaf.cursor;
+    const u32 grain = tensor.grain, count = 16 / grain;
+    if (leaf.left < 16 || grain > 4) {
+        return false;
+    }
+    u64 step = grain;
+    if (cursor.in_block > 16) {
+        cursor.in_block -= 16;
+    } else if (tensor.block == grain && cursor.in_row > count) {
+        step = leaf.inner_stride;
+        cursor.in_row -= count;
+        cursor.number += count;
+    } else {
+        return false;
+    }
+    switch (grain) {
+    case 4: all = sixteen_at<u32>(cursor.at, step); break;
+    case 2: all = sixteen_at<unsigned short>(cursor.at, step); break;
+    default: all = sixteen_at<u8>(cursor.at, step); break;
+    }
+    cursor.at += count * step;
+    leaf.left -= 16;
+    return true;
+}
+
 // Grains follow each other from low to high; each new one pushes those before it down.
 __device__ __forceinline__ Sixteen next_sixteen(Leaf &leaf, const Tensor &tensor, const Dim *dims) {
     Sixteen all = {0, 0};
+    if (sixteen_in_line(all, leaf, tensor)) {
+        return all;
+    }
 #pragma unroll 1
     for (u32 filled = 0; filled < 16; filled += tensor.grain) {
         const Sixteen grain = next_grain(leaf, tensor, dims);
