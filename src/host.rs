@@ -25,7 +25,7 @@ impl Logical for HostTensor<'_> {
         if self.view().layout().is_contiguous() {
             return Bytes::Contiguous(block(*self, range.start, range.end - range.start));
         }
-        Bytes::Scattered(Scattered::Strided(Gather::new(*self, range)))
+        Bytes::Scattered(Box::new(Gather::new(*self, range)))
     }
 }
 
@@ -41,7 +41,7 @@ fn block<'v>(tensor: HostTensor<'v>, offset: u64, bytes: u64) -> &'v [u8] {
 }
 
 /// Reads elements with gaps between them into a buffer, from any position on.
-pub struct Gather<'v> {
+struct Gather<'v> {
     tensor: HostTensor<'v>,
     rows: Rows<'v>,
     row: Option<Row>,
@@ -64,20 +64,33 @@ impl<'v> Gather<'v> {
         Self { tensor, rows, row, index: number % count, within, left: range.end - range.start, end: range.end }
     }
 
-    /// Bytes that have not been read yet.
-    pub fn left(&self) -> u64 {
+    fn advance(&mut self, row: Row, blocks: u64, bytes: u64) {
+        if blocks > 0 {
+            self.index += blocks;
+        } else {
+            self.within += bytes;
+            self.index += self.within / row.block;
+            self.within %= row.block;
+        }
+        if self.index == row.count {
+            self.index = 0;
+            self.row = self.rows.next();
+        }
+    }
+}
+
+impl<'v> Scattered<'v> for Gather<'v> {
+    fn left(&self) -> u64 {
         self.left
     }
 
-    /// Steps back over the last `bytes` read, to read them again.
-    pub fn rewind(&mut self, bytes: u64) {
+    fn rewind(&mut self, bytes: u64) {
         if bytes > 0 {
             *self = Self::new(self.tensor, self.end - self.left - bytes..self.end);
         }
     }
 
-    /// Fills `out` from its start and gives how many bytes that were: all of it, unless fewer are left.
-    pub fn read(&mut self, out: &mut [u8]) -> usize {
+    fn read(&mut self, out: &mut [u8]) -> Result<usize> {
         let wanted = out.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
         let mut done = 0;
         while done < wanted {
@@ -99,21 +112,7 @@ impl<'v> Gather<'v> {
             done += bytes as usize;
         }
         self.left -= done as u64;
-        done
-    }
-
-    fn advance(&mut self, row: Row, blocks: u64, bytes: u64) {
-        if blocks > 0 {
-            self.index += blocks;
-        } else {
-            self.within += bytes;
-            self.index += self.within / row.block;
-            self.within %= row.block;
-        }
-        if self.index == row.count {
-            self.index = 0;
-            self.row = self.rows.next();
-        }
+        Ok(done)
     }
 }
 

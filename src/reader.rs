@@ -2,9 +2,6 @@
 
 use std::ops::{Deref, Range};
 
-use crate::cuda::transfer;
-use crate::host::Gather;
-use crate::plan::apply;
 use crate::status::Result;
 
 /// Something that has logical bytes.
@@ -29,25 +26,47 @@ pub enum Bytes<'v> {
     /// They lie side by side in memory.
     Contiguous(&'v [u8]),
     /// They must be put together.
-    Scattered(Scattered<'v>),
+    Scattered(Box<dyn Scattered<'v> + 'v>),
 }
 
+/// Bytes that are best read together where nothing speaks for more: they fit into a near cache for several tensors at once.
+pub const TOGETHER: u64 = 64 << 10;
+
 /// Logical bytes that are read through a buffer.
-pub enum Scattered<'v> {
-    /// A tensor with gaps between its elements.
-    Strided(Gather<'v>),
-    /// A parameter as its plan says.
-    Planned(apply::Reader<'v>),
-    /// A tensor in the memory of a CUDA device.
-    Device(transfer::Reader<'v>),
+pub trait Scattered<'v>: Send {
+    /// Bytes that have not been read yet.
+    fn left(&self) -> u64;
+
+    /// How many bytes are best read together, a power of two: more than that costs memory, fewer cost time.
+    fn together(&self) -> u64 {
+        TOGETHER
+    }
+
+    /// Says that the next `bytes` will be read soon, so that what is far away may set out.
+    fn announce(&mut self, _bytes: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// Steps back over the last `bytes` read, to read them again.
+    fn rewind(&mut self, bytes: u64);
+
+    /// Fills `out` from its start and gives how many bytes that were: all of it, unless fewer are left.
+    fn read(&mut self, out: &mut [u8]) -> Result<usize>;
+
+    /// Replaces what is in `buffer` by the next bytes: some multiple of `unit`, of which at least one must be left, and
+    /// about `most`.
+    fn gather(&mut self, unit: usize, most: usize, buffer: &mut Buffer<'v>) -> Result<()> {
+        let bytes = self.together().min(most as u64).max(unit as u64).min(self.left()) as usize;
+        self.read(buffer.own(bytes / unit * unit)).map(|_| ())
+    }
 }
 
 /// Bytes that were put together.
 pub enum Buffer<'v> {
-    /// Gathered here.
+    /// In memory of its own.
     Own(Vec<u8>),
-    /// Copied here by a device.
-    Pinned(transfer::Filled<'v>),
+    /// In memory that is given back when this is dropped.
+    Lent(Box<dyn Deref<Target = [u8]> + Send + 'v>),
 }
 
 impl Default for Buffer<'_> {
@@ -62,15 +81,15 @@ impl Deref for Buffer<'_> {
     fn deref(&self) -> &[u8] {
         match self {
             Self::Own(bytes) => bytes,
-            Self::Pinned(bytes) => bytes,
+            Self::Lent(bytes) => bytes,
         }
     }
 }
 
 impl Buffer<'_> {
-    /// Memory of `bytes` bytes to gather into.
+    /// Memory of its own, of `bytes` bytes, to gather into.
     fn own(&mut self, bytes: usize) -> &mut [u8] {
-        if let Self::Pinned(_) = self {
+        if let Self::Lent(_) = self {
             *self = Self::default();
         }
         match self {
@@ -78,69 +97,7 @@ impl Buffer<'_> {
                 own.resize(bytes, 0);
                 own
             }
-            Self::Pinned(_) => unreachable!("it was replaced above"),
-        }
-    }
-}
-
-/// Bytes that are best read together: they fit into a near cache for several tensors at once.
-const TOGETHER: u64 = 64 << 10;
-
-/// The most: what is read together is kept until it is hashed.
-const MOST_TOGETHER: u64 = 1 << 20;
-
-impl<'v> Scattered<'v> {
-    /// How many bytes are best read together, a power of two: more than that costs memory, fewer cost time.
-    pub fn together(&self) -> u64 {
-        match self {
-            Self::Strided(_) => TOGETHER,
-            Self::Planned(reader) => reader.together().clamp(TOGETHER, MOST_TOGETHER).next_power_of_two(),
-            Self::Device(reader) => reader.together(),
-        }
-    }
-
-    /// Bytes that have not been read yet.
-    pub fn left(&self) -> u64 {
-        match self {
-            Self::Strided(gather) => gather.left(),
-            Self::Planned(reader) => reader.left(),
-            Self::Device(reader) => reader.left(),
-        }
-    }
-
-    /// Says that the next `bytes` will be read soon, so that what is far away may set out.
-    pub fn announce(&mut self, bytes: u64) -> Result<()> {
-        match self {
-            Self::Strided(_) | Self::Planned(_) => Ok(()),
-            Self::Device(reader) => reader.announce(bytes),
-        }
-    }
-
-    /// Steps back over the last `bytes` read, to read them again.
-    pub fn rewind(&mut self, bytes: u64) {
-        match self {
-            Self::Strided(gather) => gather.rewind(bytes),
-            Self::Planned(reader) => reader.rewind(bytes),
-            Self::Device(reader) => reader.rewind(bytes),
-        }
-    }
-
-    /// Replaces what is in `buffer` by the next bytes: some multiple of `unit`, of which at least one must be left, and
-    /// about `most`.
-    pub fn gather(&mut self, unit: usize, most: usize, buffer: &mut Buffer<'v>) -> Result<()> {
-        if let Self::Device(reader) = self {
-            return reader.gather(unit, buffer);
-        }
-        let bytes = self.together().min(most as u64).max(unit as u64).min(self.left()) as usize;
-        self.read(buffer.own(bytes / unit * unit)).map(|_| ())
-    }
-
-    /// Fills `out` from its start and gives how many bytes that were: all of it, unless fewer are left.
-    pub fn read(&mut self, out: &mut [u8]) -> Result<usize> {
-        match self {
-            Self::Strided(gather) => Ok(gather.read(out)),
-            Self::Planned(reader) => Ok(reader.read(out)),
-            Self::Device(reader) => reader.read(out),
+            Self::Lent(_) => unreachable!("it was replaced above"),
         }
     }
 }

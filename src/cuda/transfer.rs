@@ -81,13 +81,7 @@ impl Logical for Source<'_> {
     fn read(&self, range: Range<u64>) -> Bytes<'_> {
         assert!(range.start <= range.end && range.end <= self.length(), "{range:?} is not in the tensor");
         let Range { start, end } = range;
-        Bytes::Scattered(Scattered::Device(Reader {
-            source: self,
-            position: start,
-            end,
-            announced: start,
-            coming: None,
-        }))
+        Bytes::Scattered(Box::new(Reader { source: self, position: start, end, announced: start, coming: None }))
     }
 
     fn is_far(&self) -> bool {
@@ -110,7 +104,7 @@ impl<'t> Coming<'t> {
 }
 
 /// A buffer with bytes of a tensor in it.
-pub struct Filled<'t> {
+struct Filled<'t> {
     lease: Lease<'t>,
     bytes: usize,
 }
@@ -126,7 +120,7 @@ impl Deref for Filled<'_> {
 }
 
 /// Reads the bytes of a tensor in order.
-pub struct Reader<'t> {
+struct Reader<'t> {
     source: &'t Source<'t>,
     position: u64,
     end: u64,
@@ -135,47 +129,28 @@ pub struct Reader<'t> {
     coming: Option<Coming<'t>>,
 }
 
-impl<'t> Reader<'t> {
-    /// How many bytes are best read together.
-    pub fn together(&self) -> u64 {
-        self.source.transfer.slot_bytes as u64
-    }
-
-    /// Bytes that have not been read yet.
-    pub fn left(&self) -> u64 {
+impl<'t> Scattered<'t> for Reader<'t> {
+    fn left(&self) -> u64 {
         self.end - self.position
     }
 
-    /// Says that the next `bytes` will be read: the first of them set out now, the others one buffer ahead.
-    pub fn announce(&mut self, bytes: u64) -> Result<()> {
+    fn together(&self) -> u64 {
+        self.source.transfer.slot_bytes as u64
+    }
+
+    /// The first of the bytes set out now, the others one buffer ahead.
+    fn announce(&mut self, bytes: u64) -> Result<()> {
         self.announced = self.position.saturating_add(bytes).min(self.end);
         self.send_next()
     }
 
-    /// Steps back over the last `bytes` read, to read them again.
-    pub fn rewind(&mut self, bytes: u64) {
+    fn rewind(&mut self, bytes: u64) {
         self.coming = None;
         self.position -= bytes;
         self.announced = self.position;
     }
 
-    /// Replaces what is in `buffer` by the next bytes, a multiple of `unit`, of which one must be left.
-    pub fn gather(&mut self, unit: usize, buffer: &mut Buffer<'t>) -> Result<()> {
-        debug_assert!(unit == UNIT && self.left() >= UNIT as u64);
-        // The old buffer is free before another is leased: a lane has two.
-        *buffer = Buffer::default();
-        let coming = match self.coming.take() {
-            Some(coming) => coming,
-            None => self.source.send(self.next())?,
-        };
-        self.position = coming.range.end;
-        self.send_next()?;
-        *buffer = Buffer::Pinned(coming.arrive()?);
-        Ok(())
-    }
-
-    /// Fills `out` from its start and gives how many bytes that were: all of it, unless fewer are left.
-    pub fn read(&mut self, out: &mut [u8]) -> Result<usize> {
+    fn read(&mut self, out: &mut [u8]) -> Result<usize> {
         self.coming = None;
         let wanted = self.left().min(out.len().min(self.source.transfer.slot_bytes) as u64);
         if wanted > 0 {
@@ -186,6 +161,22 @@ impl<'t> Reader<'t> {
         Ok(wanted as usize)
     }
 
+    fn gather(&mut self, unit: usize, _most: usize, buffer: &mut Buffer<'t>) -> Result<()> {
+        debug_assert!(unit == UNIT && self.left() >= UNIT as u64);
+        // The old buffer is free before another is leased: a lane has two.
+        *buffer = Buffer::default();
+        let coming = match self.coming.take() {
+            Some(coming) => coming,
+            None => self.source.send(self.next())?,
+        };
+        self.position = coming.range.end;
+        self.send_next()?;
+        *buffer = Buffer::Lent(Box::new(coming.arrive()?));
+        Ok(())
+    }
+}
+
+impl Reader<'_> {
     /// Sends the bytes out that are gathered next, when they are announced.
     fn send_next(&mut self) -> Result<()> {
         let next = self.next();

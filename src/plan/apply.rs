@@ -7,7 +7,8 @@ use super::ready::{self, From, Ready, Stage};
 use super::window::{Part, clip};
 use super::{Parameter, Piece};
 use crate::dtype::DType;
-use crate::reader::{Bytes, Logical, Scattered};
+use crate::reader::{Bytes, Logical, Scattered, TOGETHER};
+use crate::status;
 
 /// The most bytes of any element.
 const MOST_ELEMENT_BYTES: usize = 16;
@@ -124,35 +125,34 @@ impl Logical for Planned<'_> {
         if is_whole && let Some(bytes) = self.in_place(&(range.start / self.element..range.end / self.element)) {
             return Bytes::Contiguous(bytes);
         }
-        Bytes::Scattered(Scattered::Planned(Reader { parameter: self, at: range.start, end: range.end }))
+        Bytes::Scattered(Box::new(Reader { parameter: self, at: range.start, end: range.end }))
     }
 }
 
+/// The most bytes that are read together: they are kept until they are hashed.
+const MOST_TOGETHER: u64 = 1 << 20;
+
 /// Reads the bytes of a parameter in order.
-pub struct Reader<'v> {
+struct Reader<'v> {
     parameter: &'v Planned<'v>,
     at: u64,
     end: u64,
 }
 
-impl Reader<'_> {
-    /// Bytes that have not been read yet.
-    pub fn left(&self) -> u64 {
+impl<'v> Scattered<'v> for Reader<'v> {
+    fn left(&self) -> u64 {
         self.end - self.at
     }
 
-    /// How many bytes should be read together at least, if there is room.
-    pub fn together(&self) -> u64 {
-        self.parameter.together
+    fn together(&self) -> u64 {
+        self.parameter.together.clamp(TOGETHER, MOST_TOGETHER).next_power_of_two()
     }
 
-    /// Steps back over the last `bytes` read, to read them again.
-    pub fn rewind(&mut self, bytes: u64) {
+    fn rewind(&mut self, bytes: u64) {
         self.at -= bytes;
     }
 
-    /// Fills `out` from its start and gives how many bytes that were: all of it, unless fewer are left.
-    pub fn read(&mut self, out: &mut [u8]) -> usize {
+    fn read(&mut self, out: &mut [u8]) -> status::Result<usize> {
         let wanted = out.len().min(usize::try_from(self.left()).unwrap_or(usize::MAX));
         let size = self.parameter.element;
         let mut stage = Stage::default();
@@ -176,6 +176,6 @@ impl Reader<'_> {
             self.at += bytes as u64;
             out = &mut out[bytes..];
         }
-        wanted
+        Ok(wanted)
     }
 }
