@@ -55,13 +55,25 @@ _POINTER = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 )
 
 
-def read_dlpack(exporter: Any) -> tuple[Buffer, object]:
+def cuda_device(exporter: Any) -> int | None:
+    """The index of the CUDA device that an object with `__dlpack__` is on, if it is on one."""
+    tell = getattr(exporter, "__dlpack_device__", None)
+    device_type, index = (CPU, 0) if tell is None else tell()
+    return int(index) if device_type == CUDA else None
+
+
+def read_dlpack(exporter: Any, stream: int | None = None) -> tuple[Buffer, object]:
     """Where the elements of an object with `__dlpack__` are, and the capsule that keeps them there.
+
+    Args:
+        stream: for an object on a CUDA device, the stream that its producer makes wait for what it still writes;
+            0 is the legacy default stream.
 
     Raises:
         TensorError: the object exports nothing that can be read in place.
     """
-    capsule = _export(exporter)
+    # The protocol calls the legacy default stream 1, and on CUDA has no 0.
+    capsule = _export(exporter, {} if stream is None else {"stream": stream or 1})
     if _IS_VALID(capsule, b"dltensor_versioned"):
         managed = DLManagedTensorVersioned.from_address(_POINTER(capsule, b"dltensor_versioned"))
         if managed.major != _MAJOR:
@@ -73,13 +85,13 @@ def read_dlpack(exporter: Any) -> tuple[Buffer, object]:
     raise TensorError("has a __dlpack__ that returned no unused DLPack capsule")
 
 
-def _export(exporter: Any) -> object:
+def _export(exporter: Any, ordered: dict[str, int]) -> object:
     try:
         try:
-            return exporter.__dlpack__(max_version=(_MAJOR, 3), copy=False)
+            return exporter.__dlpack__(**ordered, max_version=(_MAJOR, 3), copy=False)
         except TypeError:
             # A producer from before DLPack 1.0, which knows neither argument.
-            return exporter.__dlpack__()
+            return exporter.__dlpack__(**ordered)
     except Exception as error:
         raise TensorError(f"cannot be exported with DLPack: {type(error).__name__}: {error}") from error
 

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from .buffers import CPU
+from .buffers import CPU, CUDA
 from .dtypes import BY_NAME
 
 WORDS = 8
@@ -40,7 +40,7 @@ class _ExchangeAPI(ctypes.Structure):
 
 
 def exchange_table(tensors: Sequence[object]) -> array[int] | None:
-    """An array of WcTensor for plain torch tensors in host memory, without sizes and names; else None.
+    """An array of WcTensor for plain torch tensors on the host or on CUDA devices, without sizes and names; else None.
 
     Shapes and strides are those inside the tensors, so the array is good as long as nobody changes these.
     """
@@ -59,9 +59,14 @@ def exchange_table(tensors: Sequence[object]) -> array[int] | None:
                 return None
         except (RuntimeError, BufferError):
             return None
-    devices, dtypes = set(table[3::WORDS]), {word >> 32 for word in table[4::WORDS]}
+    kinds, dtypes = {kind for kind, _ in devices_of(table)}, {word >> 32 for word in table[4::WORDS]}
     has_all_data = 0 not in table[2::WORDS]
-    return table if devices == {CPU} and dtypes <= _DTYPES and has_all_data else None
+    return table if kinds <= {CPU, CUDA} and dtypes <= _DTYPES and has_all_data else None
+
+
+def devices_of(table: array[int]) -> set[tuple[int, int]]:
+    """DLPack's (device type, device index) of all tensors in a table."""
+    return {(word & 0xFFFF_FFFF, word >> 32) for word in set(table[3::WORDS])}
 
 
 def _is_plain(torch: Any, kind: type) -> bool:

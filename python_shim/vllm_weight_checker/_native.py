@@ -13,7 +13,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,17 @@ FILLS = {"zero": 0, "random": 1, "poison": 2}
 
 Progress = Callable[[int, int], Any]
 """Told (bytes done, bytes in all), from any thread; a true result or an exception cancels the call."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a call does its work; what says nothing to a function is ignored by it."""
+
+    algorithm: str = "sha256"
+    threads: int = 0
+    progress: Progress | None = None
+    max_host_bytes: int = 0
+    """The most host memory that is used at once to hash tensors of devices; 0 for 256 MiB."""
 
 
 class WcRank(ctypes.Structure):
@@ -107,47 +118,38 @@ def backend() -> str:
     return str(name.decode())
 
 
-def checksum(tensors: Described, rank: Rank, algorithm: str, threads: int, progress: Progress | None) -> dict[str, str]:
+def checksum(tensors: Described, rank: Rank, options: Options) -> dict[str, str]:
     """{key: digest}, in the order of the tensors: what `wc_checksum` gives, without its JSON."""
     _rank(rank)
     digests = (ctypes.c_uint8 * (DIGEST_BYTES * tensors.count))()
-    _call("wc_digest", _array(tensors), algorithm, threads, progress, [digests, len(digests)])
+    _call("wc_digest", _array(tensors), options, tensors.stream, [digests, len(digests)])
     text, width = bytes(digests).hex(), 2 * DIGEST_BYTES
-    of_key, of_digest = rank.prefix, DIGEST_PREFIXES[algorithm]
+    of_key, of_digest = rank.prefix, DIGEST_PREFIXES[options.algorithm]
     starts = range(0, len(text), width)
     return {of_key + name: of_digest + text[at : at + width] for name, at in zip(tensors.names, starts)}
 
 
-def reset(tensors: Described, fill: str, seed: int, threads: int, progress: Progress | None) -> dict[str, int]:
+def reset(tensors: Described, fill: str, seed: int, options: Options) -> dict[str, int]:
     """`wc_reset`: the counts of what was written."""
     arguments = [*_array(tensors), _choice("fill", fill, FILLS), _unsigned("seed", seed, 64)]
-    counts: dict[str, int] = _call_json("wc_reset", arguments, "sha256", threads, progress)
+    counts: dict[str, int] = _call_json("wc_reset", arguments, options, tensors.stream)
     return counts
 
 
-def compare(
-    tensors: Described, rank: Rank, baseline: bytes, algorithm: str, threads: int, progress: Progress | None
-) -> dict[str, Any]:
+def compare(tensors: Described, rank: Rank, baseline: bytes, options: Options) -> dict[str, Any]:
     """`wc_compare`: the report; `baseline` is JSON text without NUL."""
     arguments = [*_array(tensors), _rank(rank), baseline]
-    report: dict[str, Any] = _call_json("wc_compare", arguments, algorithm, threads, progress)
+    report: dict[str, Any] = _call_json("wc_compare", arguments, options, tensors.stream)
     return report
 
 
-def expect(
-    plan: bytes,
-    checkpoint: bytes | None,
-    tensors: Described,
-    algorithm: str,
-    threads: int,
-    progress: Progress | None,
-) -> dict[str, str]:
+def expect(plan: bytes, checkpoint: bytes | None, tensors: Described, options: Options) -> dict[str, str]:
     """`wc_expect`: {key: digest}. `plan` is JSON text and `checkpoint` a path, both without NUL.
 
     `tensors` are read where there is no `checkpoint`, and are none where there is one.
     """
     arguments = [plan, checkpoint, *_array(tensors)]
-    digests: dict[str, str] = _call_json("wc_expect", arguments, algorithm, threads, progress)
+    digests: dict[str, str] = _call_json("wc_expect", arguments, options, tensors.stream)
     return digests
 
 
@@ -171,35 +173,33 @@ def _array(tensors: Described) -> list[Any]:
     return [tensors.address, tensors.count]
 
 
-def _call_json(function: str, arguments: list[Any], algorithm: str, threads: int, progress: Progress | None) -> Any:
+def _call_json(function: str, arguments: list[Any], options: Options, stream: int) -> Any:
     """Calls a function that gives JSON, and parses it."""
     out = ctypes.c_void_p()
     try:
-        _call(function, arguments, algorithm, threads, progress, [out])
+        _call(function, arguments, options, stream, [out])
         return json.loads(ctypes.string_at(out))
     finally:
         library().wc_string_free(out)
 
 
-def _call(
-    function: str,
-    arguments: list[Any],
-    algorithm: str,
-    threads: int,
-    progress: Progress | None,
-    outputs: list[Any],
-) -> None:
-    """Calls a function that hashes or writes: with its `arguments`, the options, and its `outputs`."""
+def _call(function: str, arguments: list[Any], options: Options, stream: int, outputs: list[Any]) -> None:
+    """Calls a function that hashes or writes: with its `arguments`, the options, and its `outputs`.
+
+    The library reads device memory after the work that the CUDA `stream` holds by now.
+    """
     native = library()
     raised: list[BaseException] = []
     with held_back() as interrupted:
-        options = WcOptions(
-            ctypes.sizeof(WcOptions),
-            _choice("algorithm", algorithm, ALGORITHMS),
-            _unsigned("threads", threads, 32),
-            _progress_callback(progress, interrupted, raised),
+        native_options = WcOptions(
+            struct_size=ctypes.sizeof(WcOptions),
+            algorithm=_choice("algorithm", options.algorithm, ALGORITHMS),
+            threads=_unsigned("threads", options.threads, 32),
+            progress=_progress_callback(options.progress, interrupted, raised),
+            stream=stream,
+            max_host_bytes=_unsigned("max_host_bytes", options.max_host_bytes, 64),
         )
-        status = getattr(native, function)(*arguments, options, *outputs)
+        status = getattr(native, function)(*arguments, native_options, *outputs)
     if raised:
         raise raised.pop()
     if status != Status.OK:

@@ -1,4 +1,4 @@
-"""Reads the address behind Python's buffer protocol, also of a read-only object."""
+"""Between addresses and Python's buffer protocol: the address of a buffer, and a buffer over an address."""
 
 from __future__ import annotations
 
@@ -58,3 +58,8 @@ def pybuffer(exporter: Any) -> tuple[object, int, int, bool]:
         kind = type(exporter).__qualname__
         raise TensorError(f"has data in a {kind} without one contiguous buffer: {error}") from error
     return held, held.view.buf or 0, held.view.len, bool(held.view.readonly)
+
+
+def memory_at(address: int, length: int) -> memoryview:
+    """The bytes there. Whoever calls holds what they belong to for as long as the view is used."""
+    return memoryview((ctypes.c_ubyte * length).from_address(address))

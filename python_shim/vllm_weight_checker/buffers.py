@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .dtypes import BYTE
+
 CPU, CUDA, CUDA_HOST, ROCM, ROCM_HOST, CUDA_MANAGED = 1, 2, 3, 10, 11, 13
 """DLPack's device types that a weight of an engine can be on."""
 
@@ -26,3 +28,7 @@ class Buffer(NamedTuple):
     readonly: str = ""
     """Why the elements must not be written; empty when they may be."""
     byte_offset: int = 0
+
+
+STAND_IN = Buffer(0, HOST, BYTE, (0,), None)
+"""No element, in the place of a tensor that the library cannot reach: on a device that torch knows and we do not."""

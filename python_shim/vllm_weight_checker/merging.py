@@ -18,7 +18,7 @@ from .report import Report
 COUNTS = {
     "checksum": ("parameters", "hashed", "bytes"),
     "reset": ("parameters", "written", "shared", "bytes"),
-    "compare": ("parameters", "compared", "equal", "bytes"),
+    "compare": ("parameters", "compared", "equal", "bytes", "through_host"),
     "plan": ("parameters",),
     "verify": ("parameters", "hashed", "bytes"),
 }

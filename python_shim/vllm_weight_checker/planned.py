@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _native
-from ._native import Progress
+from ._native import Options, Progress
 from .dtypes import BY_NAME
 from .errors import CheckError, NativeError, Status, TensorError
 from .pickled import is_pickled, open_pickled
@@ -48,15 +48,17 @@ def expect(
     Raises:
         CheckError: also when the plan determines no parameter at all.
     """
-    text = _bytes_of(plan)
+    text, options = _bytes_of(plan), Options(algorithm, threads, progress)
     if isinstance(source, Mapping):
         tensors = describe(_named_by(plan, source), writable=False)
-        return _native.expect(text, None, tensors, algorithm, threads, progress)
+        if tensors.elsewhere:
+            name, tensor = next(iter(tensors.elsewhere.items()))
+            raise TensorError(f"tensor {name!r} is on the device {tensor.device}, out of reach; pass .cpu() of it")
+        return _native.expect(text, None, tensors, options)
     path = _path_of(source)
     if is_pickled(path):
-        tensors = describe(open_pickled(path), writable=False)
-        return _native.expect(text, None, tensors, algorithm, threads, progress)
-    return _native.expect(text, os.fsencode(path), NO_TENSORS, algorithm, threads, progress)
+        return _native.expect(text, None, describe(open_pickled(path), writable=False), options)
+    return _native.expect(text, os.fsencode(path), NO_TENSORS, options)
 
 
 def audit(plan: Plan) -> Report:

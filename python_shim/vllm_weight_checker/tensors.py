@@ -9,16 +9,16 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from ._dlpack import read_dlpack
-from ._exchange import WORDS, exchange_table
+from ._dlpack import cuda_device, read_dlpack
+from ._exchange import WORDS, devices_of, exchange_table
 from .arrays import read_interface, read_numpy
-from .buffers import Buffer
+from .buffers import CUDA, STAND_IN, Buffer
 from .errors import TensorError
 from .torch_tensors import TorchReader
 
@@ -36,6 +36,10 @@ class Described:
     names: list[str]
     keep: tuple[object, ...]
     """The memory of the descriptors and the tensors themselves."""
+    stream: int = 0
+    """The CUDA stream after whose work the tensors on CUDA devices are complete; 0 is the legacy default stream."""
+    elsewhere: dict[str, Any] = field(default_factory=dict)
+    """The torch tensors on devices that only torch can read. Among the descriptors each is one without elements."""
 
 
 NO_TENSORS = Described(0, 0, [], ())
@@ -45,7 +49,7 @@ def describe(tensors: Mapping[str, object], writable: bool) -> Described:
     """Describes torch tensors, numpy arrays and anything with `__dlpack__` or `__array_interface__`.
 
     Args:
-        tensors: name -> tensor, of any shape and strides, in host memory or on a CUDA device.
+        tensors: name -> tensor, of any shape and strides, in host memory or on a device.
         writable: whether the elements will be written.
 
     Raises:
@@ -58,53 +62,92 @@ def describe(tensors: Mapping[str, object], writable: bool) -> Described:
             "such as dict(model.named_parameters())"
         )
     items = list(tensors.items())
+    names: list[str] = [name for name, _ in items]
     keep: list[object] = [tensor for _, tensor in items]
-    table = exchange_table(keep)
-    if table is not None:
-        return _name([name for name, _ in items], table, keep)
-    read, context = _reader(keep)
-    buffers: list[Buffer] = []
-    with context:
-        for name, tensor in items:
-            try:
-                buffer = read(tensor)
-            except TensorError as error:
-                raise TensorError(f"tensor {name!r} {error}") from error.__cause__
-            except Exception as error:
-                raise TensorError(f"tensor {name!r} cannot be read: {type(error).__name__}: {error}") from error
-            if writable and buffer.readonly:
-                raise TensorError(f"tensor {name!r} is read-only ({buffer.readonly}); pass writable memory to reset it")
-            buffers.append(buffer)
-    return _pack([name for name, _ in items], buffers, keep)
-
-
-def _reader(keep: list[object]) -> tuple[Callable[[Any], Buffer], Any]:
-    """The function that reads one tensor, and the context to call it in; `keep` gets what it must hold."""
     torch_module = sys.modules.get("torch")
     torch_reader = None if torch_module is None else TorchReader(torch_module)
-    array_class = getattr(sys.modules.get("numpy"), "ndarray", ())
-
-    def read(tensor: Any) -> Buffer:
-        if torch_reader is not None and torch_reader.reads(tensor):
-            return torch_reader.read(tensor)
-        if isinstance(tensor, array_class):
-            return read_numpy(tensor)
-        if hasattr(tensor, "__dlpack__"):
-            buffer, held = read_dlpack(tensor)
-        elif hasattr(tensor, "__array_interface__"):
-            buffer, held = read_interface(tensor)
-        else:
-            raise TensorError(
-                f"is a {type(tensor).__qualname__}, which is no tensor; pass a torch tensor, a numpy array, "
-                "or an object with __dlpack__ or __array_interface__"
-            )
-        keep.append(held)
-        return buffer
-
-    return read, nullcontext() if torch_reader is None else torch_reader.context()
+    table = exchange_table(keep)
+    if table is not None:
+        devices = {index for kind, index in devices_of(table) if kind == CUDA}
+        return _name(names, table, keep, _stream(torch_reader, devices, devices))
+    with nullcontext() if torch_reader is None else torch_reader.context():
+        buffers, stream = _read_all(items, torch_reader, keep)
+    for name, buffer in zip(names, buffers):
+        if writable and buffer.readonly:
+            raise TensorError(f"tensor {name!r} is read-only ({buffer.readonly}); pass writable memory to reset it")
+    elsewhere = {name: tensor for (name, tensor), buffer in zip(items, buffers) if buffer is STAND_IN}
+    return _pack(names, buffers, keep, stream, elsewhere)
 
 
-def _pack(names: list[str], buffers: list[Buffer], keep: list[object]) -> Described:
+def _read_all(
+    items: list[tuple[str, Any]], torch_reader: TorchReader | None, keep: list[object]
+) -> tuple[list[Buffer], int]:
+    """Where the elements of all tensors are, and the stream for the library; `keep` gets what must be held.
+
+    Objects with `__dlpack__` on CUDA devices come last, since they are told the stream, which is torch's if it has
+    tensors there.
+    """
+    buffers: list[Buffer] = []
+    of_torch: set[int] = set()
+    exporters: dict[int, int] = {}
+    for position, (name, tensor) in enumerate(items):
+        with _named(name):
+            if torch_reader is not None and torch_reader.reads(tensor):
+                buffers.append(torch_reader.read(tensor))
+                kind, index = buffers[-1].device
+                of_torch |= {index} if kind == CUDA else set()
+            elif (device := cuda_device(tensor)) is not None:
+                exporters[position] = device
+                buffers.append(STAND_IN)
+            else:
+                buffers.append(_read_host(tensor, keep))
+    stream = _stream(torch_reader, of_torch.union(exporters.values()), of_torch)
+    for position in exporters:
+        name, tensor = items[position]
+        with _named(name):
+            buffers[position] = _held(read_dlpack(tensor, stream), keep)
+    return buffers, stream
+
+
+def _read_host(tensor: Any, keep: list[object]) -> Buffer:
+    """Reads what is neither torch's nor on a CUDA device."""
+    if isinstance(tensor, getattr(sys.modules.get("numpy"), "ndarray", ())):
+        return read_numpy(tensor)
+    if hasattr(tensor, "__dlpack__"):
+        return _held(read_dlpack(tensor), keep)
+    if hasattr(tensor, "__array_interface__"):
+        return _held(read_interface(tensor), keep)
+    raise TensorError(
+        f"is a {type(tensor).__qualname__}, which is no tensor; pass a torch tensor, a numpy array, "
+        "or an object with __dlpack__ or __array_interface__"
+    )
+
+
+def _stream(torch_reader: TorchReader | None, devices: set[int], of_torch: set[int]) -> int:
+    """`TorchReader.stream`, or the legacy default stream where torch has no tensor of the call on a CUDA device."""
+    return torch_reader.stream(devices, of_torch) if torch_reader is not None and of_torch else 0
+
+
+def _held(read: tuple[Buffer, object], keep: list[object]) -> Buffer:
+    buffer, held = read
+    keep.append(held)
+    return buffer
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Puts the tensor's name before what is said of it."""
+    try:
+        yield
+    except TensorError as error:
+        raise TensorError(f"tensor {name!r} {error}") from error.__cause__
+    except Exception as error:
+        raise TensorError(f"tensor {name!r} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _pack(
+    names: list[str], buffers: list[Buffer], keep: list[object], stream: int, elsewhere: dict[str, Any]
+) -> Described:
     """Writes the descriptors, their names, shapes and strides into one piece of memory each."""
     name_offsets, name_bytes = _pack_names(names)
     dims, dim_offsets = array("q"), []
@@ -137,16 +180,17 @@ def _pack(names: list[str], buffers: list[Buffer], keep: list[object]) -> Descri
             byte_offset,
         )
         position += WC_TENSOR.size
-    return Described(table.buffer_info()[0], len(buffers), names, (table, name_bytes, dims, *keep))
+    held = (table, name_bytes, dims, *keep)
+    return Described(table.buffer_info()[0], len(buffers), names, held, stream, elsewhere)
 
 
-def _name(names: list[str], table: array[int], keep: list[object]) -> Described:
+def _name(names: list[str], table: array[int], keep: list[object], stream: int) -> Described:
     """Completes an `exchange_table` with sizes and names."""
     name_offsets, name_bytes = _pack_names(names)
     base = name_bytes.buffer_info()[0]
     table[0::WORDS] = array("Q", [WC_TENSOR.size]) * len(names)
     table[1::WORDS] = array("Q", [base + offset for offset in name_offsets])
-    return Described(table.buffer_info()[0], len(names), names, (table, name_bytes, *keep))
+    return Described(table.buffer_info()[0], len(names), names, (table, name_bytes, *keep), stream)
 
 
 def _pack_names(names: list[str]) -> tuple[list[int], array[int]]:

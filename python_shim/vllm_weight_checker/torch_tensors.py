@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .buffers import CPU, CUDA, HOST, ROCM, Buffer
+from .buffers import CUDA, HOST, STAND_IN, Buffer
 from .dtypes import BY_NAME, BYTE, PER_BYTE
-from .errors import TensorError
+from .errors import NativeError, Status, TensorError
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,7 @@ class TorchReader:
         return known
 
     def read(self, tensor: torch.Tensor) -> Buffer:
-        """Where the elements of `tensor` are.
+        """Where the elements of `tensor` are; `STAND_IN` when they are on a device that only torch can read.
 
         Raises:
             TensorError: it has no elements in memory that can be read as they lie.
@@ -66,6 +66,8 @@ class TorchReader:
                 raise TensorError(f"has the dtype {tensor.dtype}, which is not known; pass .view(torch.uint8) of it")
             dtype = self._dtypes[tensor.dtype] = BY_NAME[name]
         device = HOST if tensor.is_cpu else self._device(tensor)
+        if device is None:
+            return STAND_IN
         address = tensor.data_ptr()
         if not address and tensor.numel():
             raise TensorError(
@@ -78,19 +80,49 @@ class TorchReader:
         """Reads a dtype whose rows (the last dimension) are padded to whole bytes."""
         if not tensor.is_contiguous():
             raise TensorError(f"is not contiguous, and elements of {tensor.dtype} share bytes; pass .contiguous()")
+        device = HOST if tensor.is_cpu else self._device(tensor)
+        if device is None:
+            raise TensorError(f"is on the device {tensor.device} with elements that share bytes; pass .cpu() of it")
         row = tensor.shape[-1:] or (1,)
         shape = (*tensor.shape[:-1], -(-row[0] // per_byte))
-        return Buffer(tensor.data_ptr(), HOST if tensor.is_cpu else self._device(tensor), BYTE, shape, None)
+        return Buffer(tensor.data_ptr(), device, BYTE, shape, None)
 
-    def _device(self, tensor: torch.Tensor) -> tuple[int, int]:
+    def stream(self, devices: set[int], of_torch: set[int]) -> int:
+        """The CUDA stream after whose work the tensors of a call are complete; 0 is the legacy default stream.
+
+        The library waits for one stream, and a stream belongs to one device. With tensors on several, the host
+        waits here for the streams that torch now uses on them.
+
+        Args:
+            devices: the indices of all CUDA devices of the call.
+            of_torch: those that torch has tensors on.
+        """
+        streams = [self._torch.cuda.current_stream(index) for index in sorted(of_torch)]
+        if len(devices) == len(streams) == 1:
+            return int(streams[0].cuda_stream)
+        for stream in streams:
+            self._refuse_capturing(stream)
+            stream.synchronize()
+        return 0
+
+    def _refuse_capturing(self, stream: Any) -> None:
+        """Waiting for a stream that is captured into a graph would fail, and end the capture."""
+        with self._torch.cuda.device(stream.device):
+            if self._torch.cuda.is_current_stream_capturing():
+                raise NativeError(
+                    Status.STREAM_CAPTURING,
+                    f"torch's current stream of {stream.device} is captured into a CUDA graph; check before or after",
+                )
+
+    def _device(self, tensor: torch.Tensor) -> tuple[int, int] | None:
+        """DLPack's device of a tensor; None for one that only torch can read."""
         device = tensor.device
         if device.type == "cpu":
-            return CPU, 0
-        if device.type == "cuda":
-            return (ROCM if self._torch.version.hip else CUDA), device.index or 0
+            return HOST
         if device.type == "meta":
             raise TensorError("is on the meta device and has no data; load the weights first")
-        raise TensorError(f"is on the device {device}, which cannot be read in place; pass .cpu() of it")
+        # torch for ROCm calls its devices "cuda" too, and their pointers mean nothing to CUDA's driver.
+        return (CUDA, device.index or 0) if device.type == "cuda" and not self._torch.version.hip else None
 
     def _refuse_wrapper(self, kind: type) -> None:
         """Refuses FakeTensor, FunctionalTensor, DTensor, torchao's and other classes without own elements."""

@@ -5,6 +5,16 @@ of any shape and strides, and copy none of them. They block until done, without 
 on up to `threads` cores (0: all that this process may use), may be called from several threads at
 once, and leave nothing behind. Nobody may write to the tensors meanwhile.
 
+Tensors may be on CUDA devices, host memory and several devices mixed. A call sees what torch's current
+stream of their device holds when it begins (with several devices the host waits for those streams; without
+torch tensors it is the legacy default stream, after which a `__dlpack__` exporter is asked to order its
+work); work in other streams is for the caller to wait for. `sha256` passes through at most
+`max_host_bytes` of host memory at once (0: 256 MiB, else at least 1 MiB), `sha256-tree` is made on the device.
+
+Torch tensors on any other device (ROCm, XPU, ...) are copied by torch to the host, `max_host_bytes` at
+once. That is slower; the digests are the same. A "random" reset of one makes its new values in host memory
+as large as the tensor.
+
 `progress(bytes_done, bytes_total)` is called from any thread; a true result cancels the call, as does
 an exception, which the caller then gets. Errors are `CheckError`s: `TensorError` for a tensor that
 cannot be read in place, `NativeError` for anything that the library refuses, `LibraryError` when the
@@ -16,8 +26,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from . import _native
-from ._native import Progress
+from . import _native, elsewhere
+from ._native import Options, Progress
 from .baselines import algorithm_of
 from .errors import CheckError, NativeError, Status
 from .rank import Rank
@@ -41,6 +51,7 @@ def checksum(
     algorithm: str = "sha256",
     threads: int = 0,
     progress: Progress | None = None,
+    max_host_bytes: int = 0,
 ) -> dict[str, str]:
     """Hashes every tensor's elements in row-major order: {rank.prefix + name: digest}, in their order.
 
@@ -48,7 +59,12 @@ def checksum(
     contiguous copy. One of "sha256-tree" is `sha256-tree:` and 64 hex digits: the Merkle tree hash of RFC
     9162 section 2.1.1 over leaves of 8,192 bytes, which all cores make together even of one tensor.
     """
-    return _native.checksum(describe(tensors, writable=False), rank, algorithm, threads, progress)
+    described = describe(tensors, writable=False)
+    options, rest = elsewhere.parts(described.elsewhere, Options(algorithm, threads, progress, max_host_bytes))
+    digests = _native.checksum(described, rank, options)
+    for name, digest in elsewhere.digests(described.elsewhere, rest).items():
+        digests[rank.prefix + name] = digest
+    return digests
 
 
 def reset(
@@ -70,7 +86,12 @@ def reset(
         {"tensors", "written", "shared", "bytes"}: tensors = written + shared, where a tensor is shared
         when its memory is exactly that of one before it.
     """
-    return Report(_native.reset(describe(tensors, writable=True), fill, seed, threads, progress))
+    described = describe(tensors, writable=True)
+    options, rest = elsewhere.parts(described.elsewhere, Options(threads=threads, progress=progress))
+    counts = _native.reset(described, fill, seed, options)
+    shared, size = elsewhere.fill(described.elsewhere, fill, seed, rest)
+    changes = {"written": -shared, "shared": shared, "bytes": size}
+    return Report({name: count + changes.get(name, 0) for name, count in counts.items()})
 
 
 def compare(
@@ -81,6 +102,7 @@ def compare(
     algorithm: str | None = None,
     threads: int = 0,
     progress: Progress | None = None,
+    max_host_bytes: int = 0,
 ) -> Report:
     """Hashes every tensor and compares with a baseline {key: digest}, given as a mapping or as JSON text.
 
@@ -91,12 +113,21 @@ def compare(
 
     Returns:
         {"match", "mismatches", "differing", "missing", "unexpected", "tensors", "compared", "equal",
-        "bytes"}: sorted keys that differ, are in the baseline only, are not in the baseline, and all three
-        of them; tensors = compared + unexpected, compared = equal + differing.
+        "bytes", "through_host"}: sorted keys that differ, are in the baseline only, are not in the baseline,
+        and all three of them; tensors = compared + unexpected, compared = equal + differing. `through_host`
+        tensors are on devices that only torch can read, and were copied to the host.
     """
     text = _baseline_text(baseline)
     algorithm = algorithm or _algorithm_of(baseline)
-    return Report(_native.compare(describe(tensors, writable=False), rank, text, algorithm, threads, progress))
+    described = describe(tensors, writable=False)
+    options, rest = elsewhere.parts(described.elsewhere, Options(algorithm, threads, progress, max_host_bytes))
+    report = _native.compare(described, rank, text, options)
+    if described.elsewhere:
+        found = elsewhere.digests(described.elsewhere, rest)
+        elsewhere.corrected(report, {rank.prefix + name: digest for name, digest in found.items()}, text)
+        report["bytes"] += elsewhere.size(described.elsewhere)
+    report["through_host"] = len(described.elsewhere)
+    return Report(report)
 
 
 def _algorithm_of(baseline: Mapping[str, str] | str) -> str:

@@ -141,7 +141,7 @@ def _compare_keys(
     """Compares the tensors named by `keys` {key: name} with this rank's part of the baseline."""
     if not keys.keys() & baseline.keys():
         missing, unexpected = sorted(baseline), sorted(keys)
-        counts = {"compared": 0, "equal": 0, "bytes": 0}
+        counts = {"compared": 0, "equal": 0, "bytes": 0, "through_host": 0}
         lists = {"differing": [], "missing": missing, "unexpected": unexpected}
         return {"match": False, "mismatches": sorted(missing + unexpected), **lists, **counts}
     report = verbs.compare({name: weights.tensors[name] for name in keys.values()}, baseline, rank, algorithm=algorithm)

@@ -78,6 +78,7 @@ class Worker:
             "skipped": {"hidden": len(silent), "not in the baseline": len(unexpected)},
             "hidden": sorted(hidden),
             "bytes": self._bytes(),
+            "through_host": 0,
         }
 
     def _plan(self, checkpoint: str | None = None, sources: Any = None) -> dict[str, Any]:

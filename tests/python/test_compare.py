@@ -27,7 +27,7 @@ def test_a_match_has_counts_that_add_up() -> None:
     report = compare(tensors, checksum(tensors, RANK), RANK)
     size = sum(tensor.nbytes for tensor in tensors.values())
     lists = {"mismatches": [], "differing": [], "missing": [], "unexpected": []}
-    assert report == {"match": True, **lists, "tensors": 6, "compared": 6, "equal": 6, "bytes": size}
+    assert report == {"match": True, **lists, "tensors": 6, "compared": 6, "equal": 6, "bytes": size, "through_host": 0}
     assert report and report.match and isinstance(report, Report)
 
 

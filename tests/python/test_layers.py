@@ -16,7 +16,7 @@ LAYERS = {
     3: "client worker accelerate cpu_weights cpu_experts",
     2: "engines replies servers verification merging planned pickled model "
     "recorder twin finishing offered unused recording movements",
-    1: "verbs provenance",
+    1: "verbs elsewhere provenance",
     0: "_native _dlpack _exchange _pybuffer tensors torch_tensors arrays buffers dtypes rank report errors "
     "baselines plans regions strict_json checkpoint_roots files notices interrupts tables waiting loop_json",
 }
