@@ -92,7 +92,6 @@ BAD_FOR_THE_LIBRARY: dict[str, tuple[Callable[[], object], Status]] = {
     "beyond the address space": (lambda: Exporter(painted(8), byte_offset=2**64 - 1), Status.OUT_OF_ADDRESS_SPACE),
     "opaque handles": (lambda: Exporter(painted(8), code=3, bits=64), Status.UNSUPPORTED_DTYPE),
     "floats of 24 bits": (lambda: Exporter(painted(8), code=2, bits=24), Status.UNSUPPORTED_DTYPE),
-    "cuda": (lambda: Exporter(painted(8), device_type=2), Status.UNSUPPORTED_DEVICE),
     "rocm": (lambda: Exporter(painted(8), device_type=10), Status.UNSUPPORTED_DEVICE),
     "half a byte": (lambda: Exporter(painted(7), code=17, bits=4), Status.UNSUPPORTED_LAYOUT),
     "no memory": (lambda: Exporter(painted(8), data=None), Status.NULL_POINTER),
