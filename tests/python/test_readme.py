@@ -29,6 +29,7 @@ URL = "http://127.0.0.1:8000"
 ELSEWHERE = {
     "bash tests/run.sh": ".ci/run",
     "pip install ./python_shim": "tests/setup.sh",
+    "bash tests/gpu/run.sh": "tests/python/test_gpu_suite.py",
 }
 """Commands that a test here cannot run, since it is run by them: the file that does, where the text must stand."""
 
