@@ -42,6 +42,7 @@ def compare_table(report: Mapping[str, Any], baseline: str) -> str:
         *_first_rows(report),
         ("compared", report["compared"], f"{report['equal']:,} equal, {len(report['differing']):,} differing"),
         ("skipped", sum(report["skipped"].values()), reasons),
+        *_through_host_row(report),
         *_hidden_row(report),
         ("differing", len(report["differing"]), ""),
         ("missing", len(report["missing"]), "in the baseline only" if report["missing"] else ""),
@@ -111,6 +112,11 @@ def _first_rows(report: Mapping[str, Any]) -> list[Row]:
 def _some(ranks: Sequence[str]) -> str:
     more = f" and {len(ranks) - _SHOWN_RANKS} more" if len(ranks) > _SHOWN_RANKS else ""
     return " ".join(ranks[:_SHOWN_RANKS]) + more
+
+
+def _through_host_row(report: Mapping[str, Any]) -> list[Row]:
+    count = report["through_host"]
+    return [("through host", count, "copied by torch, since only it can read their device")] if count else []
 
 
 def _hidden_row(report: Mapping[str, Any]) -> list[Row]:

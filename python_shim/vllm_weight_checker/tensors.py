@@ -9,17 +9,17 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NoReturn
 
 from ._dlpack import cuda_device, read_dlpack
 from ._exchange import WORDS, devices_of, exchange_table
 from .arrays import read_interface, read_numpy
 from .buffers import CUDA, STAND_IN, Buffer
-from .errors import TensorError
+from .errors import NativeError, Status, TensorError
 from .torch_tensors import TorchReader
 
 # size_t struct_size, char *name, void *data, {int32 type, int32 id} device, int32 ndim, uint32 dtype,
@@ -91,21 +91,26 @@ def _read_all(
     of_torch: set[int] = set()
     exporters: dict[int, int] = {}
     for position, (name, tensor) in enumerate(items):
-        with _named(name):
+        try:
             if torch_reader is not None and torch_reader.reads(tensor):
                 buffers.append(torch_reader.read(tensor))
                 kind, index = buffers[-1].device
-                of_torch |= {index} if kind == CUDA else set()
+                if kind == CUDA:
+                    of_torch.add(index)
             elif (device := cuda_device(tensor)) is not None:
                 exporters[position] = device
                 buffers.append(STAND_IN)
             else:
                 buffers.append(_read_host(tensor, keep))
+        except Exception as error:
+            _refuse(name, error)
     stream = _stream(torch_reader, of_torch.union(exporters.values()), of_torch)
     for position in exporters:
         name, tensor = items[position]
-        with _named(name):
+        try:
             buffers[position] = _held(read_dlpack(tensor, stream), keep)
+        except Exception as error:
+            _refuse(name, error)
     return buffers, stream
 
 
@@ -125,7 +130,12 @@ def _read_host(tensor: Any, keep: list[object]) -> Buffer:
 
 def _stream(torch_reader: TorchReader | None, devices: set[int], of_torch: set[int]) -> int:
     """`TorchReader.stream`, or the legacy default stream where torch has no tensor of the call on a CUDA device."""
-    return torch_reader.stream(devices, of_torch) if torch_reader is not None and of_torch else 0
+    if torch_reader is None or not of_torch:
+        return 0
+    try:
+        return torch_reader.stream(devices, of_torch)
+    except RuntimeError as error:
+        raise NativeError(Status.CUDA, f"torch fails to tell or to wait for its current stream: {error}") from error
 
 
 def _held(read: tuple[Buffer, object], keep: list[object]) -> Buffer:
@@ -134,15 +144,11 @@ def _held(read: tuple[Buffer, object], keep: list[object]) -> Buffer:
     return buffer
 
 
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Puts the tensor's name before what is said of it."""
-    try:
-        yield
-    except TensorError as error:
+def _refuse(name: str, error: Exception) -> NoReturn:
+    """Raises what is said of a tensor, with its name before it."""
+    if isinstance(error, TensorError):
         raise TensorError(f"tensor {name!r} {error}") from error.__cause__
-    except Exception as error:
-        raise TensorError(f"tensor {name!r} cannot be read: {type(error).__name__}: {error}") from error
+    raise TensorError(f"tensor {name!r} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _pack(

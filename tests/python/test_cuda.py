@@ -214,6 +214,16 @@ def test_a_capturing_stream_of_several_devices_is_refused(fake: FakeCuda, monkey
     assert current[1].waited == 0
 
 
+def test_a_stream_that_torch_cannot_tell_is_an_error_of_cuda(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_device: int) -> Any:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", fail)
+    with pytest.raises(NativeError, match="unspecified launch failure") as caught:
+        checksum({"w": put(fake, b"w")[1]})
+    assert caught.value.status is Status.CUDA
+
+
 def freed(fake: FakeCuda) -> torch.Tensor:
     memory, tensor = put(fake, painted(100))
     memory.free()

@@ -18,6 +18,7 @@ from truth import LAYOUTS, PACKED, PREFIX, QUANTISED, SHAPE, TORCH_DTYPES, paint
 from vllm_weight_checker import CheckError, NativeError, Rank, checksum, compare, elsewhere, expect, notices, reset
 from vllm_weight_checker import worker as worker_methods
 from vllm_weight_checker.errors import Status, TensorError
+from vllm_weight_checker.tables import compare_table
 
 ALGORITHMS = ["sha256", "sha256-tree"]
 MIB = 1 << 20
@@ -270,4 +271,7 @@ def test_a_worker_tells_it_in_its_report(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(worker_methods, "weights_of", lambda _: weights)
     baseline = worker_methods.checksum(None, Rank())["checksums"]
     assert baseline == {PREFIX + "weight": sha256(np.ones(8, np.float32))}
-    assert worker_methods.compare(None, Rank(), baseline=baseline)["through_host"] == 1
+    found = worker_methods.compare(None, Rank(), baseline=baseline)
+    assert found["through_host"] == 1
+    told = compare_table({**found, "ranks": [str(Rank())]}, "baseline.json")
+    assert "through host  1  copied by torch" in told
