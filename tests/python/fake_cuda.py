@@ -123,7 +123,7 @@ class FakeCuda:
         """Without `as_libcuda` nobody else in this process finds it."""
         subprocess.run(["bash", str(SOURCES / "build.sh"), str(OUTPUT)], check=True)
         if as_libcuda:
-            self.calls = ctypes.CDLL(str(OUTPUT / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
+            self.calls = ctypes.CDLL(str(OUTPUT / "libcuda.so.1"))
         else:
             self.calls = ctypes.CDLL(str(OUTPUT / "libfake_cuda.so"))
         for name, (result, arguments) in _SIGNATURES.items():

@@ -47,7 +47,7 @@ def fake(driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda
 def held(driver: FakeCuda) -> dict[str, Any]:
     """What the library has of the driver; its streams may have waits in their queues."""
     counts = driver.counts().as_dict()
-    return {name: count for name, count in counts.items() if not name.startswith("most") and name != "queued"}
+    return {name: count for name, count in counts.items() if not name.startswith(("most", "queued"))}
 
 
 def streams(monkeypatch: pytest.MonkeyPatch, *current: Stream) -> None:
