@@ -66,15 +66,15 @@ class TorchReader:
                 raise TensorError(f"has the dtype {tensor.dtype}, which is not known; pass .view(torch.uint8) of it")
             dtype = self._dtypes[tensor.dtype] = BY_NAME[name]
         device = HOST if tensor.is_cpu else self._device(tensor)
-        if device is None:
-            return STAND_IN
+        if device is None and tensor.device.type != "cuda":
+            return STAND_IN  # it may have no address at all
         address = tensor.data_ptr()
         if not address and tensor.numel():
             raise TensorError(
                 "has elements but no memory: its storage was freed, or it stands for a computation; "
                 "pass a tensor that holds its values"
             )
-        return Buffer(address, device, dtype, tensor.shape, tensor.stride())
+        return STAND_IN if device is None else Buffer(address, device, dtype, tensor.shape, tensor.stride())
 
     def _read_packed(self, tensor: torch.Tensor, per_byte: int) -> Buffer:
         """Reads a dtype whose rows (the last dimension) are padded to whole bytes."""

@@ -72,7 +72,8 @@ def test_small_lengths_at_every_misalignment() -> None:
 
 def test_many_tensors_are_described_at_once_or_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = {f"w{index}": random_bytes(1000 + index, index) for index in range(300)}
-    assert exchange_table(list(ours.values())) is not None, "torch describes many tensors at once"
+    if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):  # torch 2.10 and later
+        assert exchange_table(list(ours.values())) is not None
     at_once = checksum(ours)
     monkeypatch.setattr(tensors, "exchange_table", lambda _: None)
     assert checksum(ours) == at_once == hashed(ours)

@@ -261,6 +261,9 @@ def test_rocm_calls_its_devices_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4")
     tensor = bytes_of(1000)
     assert compare({"w": to_other(tensor)}, checksum({"w": tensor})).through_host == 1
+    monkeypatch.setattr(OtherTensor, "data_ptr", lambda _: 0)
+    with pytest.raises(TensorError, match="'w' has elements but no memory"):
+        checksum({"w": to_other(tensor)})
 
 
 def test_a_worker_tells_it_in_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
