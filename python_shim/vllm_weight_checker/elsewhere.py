@@ -61,15 +61,18 @@ def digests(tensors: Mapping[str, torch.Tensor], options: Options) -> dict[str, 
     count = _Counter(size(unique), options)
     found: dict[str, str] = {}
     batch: dict[str, torch.Tensor] = {}
+    held = 0
     with _plain():
         for name, tensor in unique.items():
+            if held + _size(tensor) > room:
+                found.update(_of_batch(batch, options, count))
+                held = 0
             if _size(tensor) > room:
                 found[name] = _of_pieces(name, tensor, room, options, count)
                 continue
-            if size(batch) + _size(tensor) > room:
-                found.update(_of_batch(batch, options, count))
             with _copying(name, "copied to the host"):
                 batch[name] = _bits(tensor).cpu()
+            held += _size(tensor)
         found.update(_of_batch(batch, options, count))
     return {name: found[first] for name, first in _first_of_same_memory(tensors).items()}
 
