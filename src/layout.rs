@@ -127,6 +127,18 @@ impl Layout {
         self.dims.is_empty()
     }
 
+    /// Whether elements may share bytes with others; never false when some do.
+    pub fn may_overlap_itself(&self) -> bool {
+        let mut dims = self.dims.clone();
+        dims.sort_unstable_by_key(|(_, stride)| *stride);
+        let mut reach = self.block;
+        dims.into_iter().any(|(count, stride)| {
+            let overlaps = stride < reach;
+            reach += (count - 1) * stride;
+            overlaps
+        })
+    }
+
     /// (count, stride in bytes) of the dimensions that do not continue each other, outermost first; blocks are inside of
     /// them.
     pub fn dims(&self) -> &[(u64, u64)] {
@@ -246,6 +258,8 @@ mod tests {
             for (position, offset) in bytes.iter().enumerate() {
                 prop_assert_eq!(layout.locate(position as u64), *offset);
             }
+            let distinct: std::collections::HashSet<_> = bytes.iter().collect();
+            prop_assert!(layout.may_overlap_itself() || distinct.len() == bytes.len());
             let rows: Vec<Row> = layout.rows().collect();
             for first in 0..=rows.len() {
                 prop_assert!(layout.rows_from(first as u64).eq(rows[first..].iter().copied()));
@@ -260,6 +274,14 @@ mod tests {
             let layout = Layout::new(&[3, 4, 5], strides, 16).unwrap();
             assert_eq!(layout.rows().collect::<Vec<_>>(), [Row { offset: 0, count: 1, stride: 120, block: 120 }]);
         }
+    }
+
+    #[test]
+    fn plain_layouts_do_not_overlap_themselves() {
+        let overlaps =
+            |shape: &[i64], strides: &[i64]| Layout::new(shape, Some(strides), 16).unwrap().may_overlap_itself();
+        assert!(!overlaps(&[3, 4], &[4, 1]) && !overlaps(&[3, 4], &[1, 3]) && !overlaps(&[3, 4, 5], &[100, 1, 7]));
+        assert!(overlaps(&[3, 4], &[0, 1]) && overlaps(&[3, 4], &[1, 1]) && overlaps(&[3, 4], &[2, 1]));
     }
 
     #[test]

@@ -71,6 +71,19 @@ fn memory_that_is_mapped_in_pieces() {
     assert_clean(&fake);
 }
 
+/// Small allocations lie side by side on a device, so what leads out of one leads into another.
+#[test]
+fn memory_of_two_allocations() {
+    const PIECE: usize = 4096;
+    let fake = Fake::start();
+    let start = fake.reserve(0, 2 * PIECE);
+    fake.split(start, PIECE);
+    [start, start + PIECE as u64].into_iter().for_each(|address| fake.map(address, PIECE));
+    let tensor = |bytes| on(0, Tensor::new("t", address(start), UINT8, &[bytes]));
+    digests_with(&[tensor(PIECE as i64)], &options(1)).unwrap();
+    refused(&fake, &[tensor(PIECE as i64 + 3)], Status::UnallocatedDeviceMemory, &["'t'", "3 bytes beyond"]);
+}
+
 #[test]
 fn a_stream_that_is_captured_is_refused_and_its_graph_survives() {
     let fake = Fake::start();

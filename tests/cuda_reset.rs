@@ -37,21 +37,14 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 60, ..ProptestConfig::default() })]
 
     #[test]
-    fn nothing_between_strides_is_touched(
-        dims in prop::collection::vec((1i64..30, 0i64..50), 1..5),
+    fn any_strides_and_nothing_between(
+        dims in prop::collection::vec((1i64..20, 0i64..50), 1..5),
         element in prop::sample::select(vec![UINT8, BFLOAT16, FLOAT32, (2, 64), (5, 128)]),
         offset in 0usize..17,
         fill in 0u32..3,
         seed in any::<u64>(),
     ) {
         let (shape, strides): (Vec<i64>, Vec<i64>) = dims.into_iter().unzip();
-        // Elements that share bytes get what is written last, which no order of threads promises.
-        let mut reach = 1;
-        for (extent, stride) in shape.iter().zip(&strides).rev() {
-            prop_assume!(*extent == 1 || *stride >= reach);
-            reach += (extent - 1) * stride;
-        }
-        prop_assume!(reach * 16 < 2 << 20);
         let fake = Fake::start();
         let mut here = painted((2 << 20) + 17);
         let memory = fake.put(0, &here);

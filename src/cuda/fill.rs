@@ -18,16 +18,31 @@ const PART_CHUNKS: u64 = 16 << 10;
 /// Overwrites each tensor of the session's device with its words: the logical byte at position `p` becomes byte `p % 8` of word
 /// `p / 8`, which is the random one of `Words::stream`, with the bits of `keep` kept and those of `set` set.
 ///
-/// Tensors of one call must not overlap: nothing is said of which comes first.
+/// Tensors of one call must not overlap: nothing is said of which comes first. Where elements of one tensor share memory, the
+/// last of them stays, as on the host.
 pub fn fill(session: &Session<'_>, tensors: &[(DeviceTensor<'_>, Words)], progress: &Progress<'_>) -> Result<()> {
-    let parts = table::parts(tensors.iter().map(|(tensor, _)| table::chunks_of(*tensor)), PART_CHUNKS);
+    let is_ordered =
+        |(tensor, words): &(DeviceTensor<'_>, Words)| words.keep != 0 && tensor.view().layout().may_overlap_itself();
+    let (ordered, free): (Vec<_>, Vec<_>) = tensors.iter().copied().partition(is_ordered);
     session.device.enter(|| {
-        for batch in table::batches(&parts, SCRATCH_BYTES, |part| cost(part, tensors)) {
-            fill_batch(session, tensors, batch)?;
-            progress.advance(batch.iter().map(|part| bytes(part, tensors)).sum())?;
+        for (tensors, order) in [(free, Order::Any), (ordered, Order::Rising)] {
+            let parts = table::parts(tensors.iter().map(|(tensor, _)| table::chunks_of(*tensor)), PART_CHUNKS);
+            for batch in table::batches(&parts, SCRATCH_BYTES, |part| cost(part, &tensors)) {
+                fill_batch(session, &tensors, batch, order)?;
+                progress.advance(batch.iter().map(|part| bytes(part, &tensors)).sum())?;
+            }
         }
         Ok(())
     })
+}
+
+/// In which order a tensor's bytes are written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// By all threads at once.
+    Any,
+    /// By one thread, from the first to the last; slow, but which element stays is then known.
+    Rising,
 }
 
 /// Device memory that a part needs, for its row in each table.
@@ -42,7 +57,12 @@ fn bytes(part: &Part, tensors: &[(DeviceTensor<'_>, Words)]) -> u64 {
     end - part.chunks.start * CHUNK_BYTES
 }
 
-fn fill_batch(session: &Session<'_>, tensors: &[(DeviceTensor<'_>, Words)], parts: &[Part]) -> Result<()> {
+fn fill_batch(
+    session: &Session<'_>,
+    tensors: &[(DeviceTensor<'_>, Words)],
+    parts: &[Part],
+    order: Order,
+) -> Result<()> {
     let (mut rows, mut dims, mut words, mut chunks) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (index, part) in parts.iter().enumerate() {
         let (tensor, fill) = tensors[part.tensor];
@@ -58,10 +78,17 @@ fn fill_batch(session: &Session<'_>, tensors: &[(DeviceTensor<'_>, Words)], part
     session.with_scratch(upload.bytes.len() as u64, |memory, stream| {
         let kernel = session.device.elements()?.fill;
         memory.write(0, &upload.bytes, stream)?;
-        let addresses = tables.map(|offset| memory.address(offset..offset));
-        let arguments = addresses.each_ref().map(|address| ptr::from_ref(address).cast::<c_void>());
-        // SAFETY: the kernel's arguments, as in `elements.cu`: tables made above. The tensors are allocated, as `Call::open`
-        // has checked, and the caller lets nobody else read or write them.
-        unsafe { kernel.launch(blocks, THREADS, stream, &arguments) }
+        let [rows, dims, chunks, words] = tables.map(|offset| memory.address(offset..offset));
+        let launch = |first: u64, blocks, threads| {
+            let chunks = chunks + first * size_of::<Chunk>() as u64;
+            let arguments = [&rows, &dims, &chunks, &words].map(|address| ptr::from_ref(address).cast::<c_void>());
+            // SAFETY: the kernel's arguments, as in `elements.cu`: tables made above. The tensors are allocated, as `Call::open`
+            // has checked, and the caller lets nobody else read or write them.
+            unsafe { kernel.launch(blocks, threads, stream, &arguments) }
+        };
+        match order {
+            Order::Any => launch(0, blocks, THREADS),
+            Order::Rising => (0..u64::from(blocks)).try_for_each(|first| launch(first, 1, 1)),
+        }
     })
 }

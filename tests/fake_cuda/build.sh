@@ -27,7 +27,7 @@ for kernels in kernels_*.cpp; do
         -c "$kernels" -o "$work/${kernels%.cpp}.o" &
 done
 for job in $(jobs -p); do wait "$job"; done
-link() { "${CXX:-c++}" -shared -Wl,-soname,"$1" -Wl,--no-undefined "$work"/*.o -o "$work/$2" -pthread; }
+link() { "${CXX:-c++}" -shared -Wl,-soname,"$1" -Wl,-Bsymbolic -Wl,--no-undefined "$work"/*.o -o "$work/$2" -pthread; }
 link libfake_cuda.so libfake_cuda.so
 link libcuda.so libcuda.so.1
 ln -s libcuda.so.1 "$work/libcuda.so"

@@ -47,6 +47,7 @@ int fake_free(uint64_t address);
 uint64_t fake_reserve(int device, uint64_t bytes);
 int fake_map(uint64_t address, uint64_t bytes);
 int fake_unmap(uint64_t address, uint64_t bytes);  // exactly what was mapped
+int fake_split(uint64_t address, uint64_t bytes);  // into two that lie side by side; the first has `bytes`
 int fake_unreserve(uint64_t address);              // with all chunks
 // At once, whatever is queued; nothing queued runs.
 int fake_write(uint64_t address, const void *host, uint64_t bytes);

@@ -67,6 +67,15 @@ CONTROL int fake_unmap(uint64_t address, uint64_t bytes) {
     return 1;
 }
 
+CONTROL int fake_split(uint64_t address, uint64_t bytes) {
+    HOLD_LOCK;
+    auto found = state().reservations.find(address);
+    if (found == state().reservations.end() || bytes % PAGE != 0 || bytes == 0 || bytes >= found->second.bytes) return 0;
+    state().reservations[address + bytes] = {found->second.device, found->second.bytes - bytes};
+    found->second.bytes = bytes;
+    return 1;
+}
+
 CONTROL int fake_unreserve(uint64_t address) {
     HOLD_LOCK;
     auto found = state().reservations.find(address);

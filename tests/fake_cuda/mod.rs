@@ -78,6 +78,7 @@ control_calls! {
     fn fake_reserve(c_int, u64) -> u64;
     fn fake_map(u64, u64) -> c_int;
     fn fake_unmap(u64, u64) -> c_int;
+    fn fake_split(u64, u64) -> c_int;
     fn fake_unreserve(u64) -> c_int;
     fn fake_write(u64, *const u8, u64) -> c_int;
     fn fake_read(*mut u8, u64, u64) -> c_int;
@@ -182,6 +183,11 @@ impl Fake {
         let address = unsafe { (self.calls.fake_reserve)(device, bytes as u64) };
         assert_ne!(address, 0, "{bytes} bytes of addresses on device {device}");
         address
+    }
+
+    /// Makes two reservations of one.
+    pub fn split(&self, address: u64, bytes: usize) {
+        assert_eq!(unsafe { (self.calls.fake_split)(address, bytes as u64) }, 1, "split");
     }
 
     pub fn map(&self, address: u64, bytes: usize) {

@@ -35,6 +35,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "fake_reserve": (c_uint64, [c_int, c_uint64]),
     "fake_map": (c_int, [c_uint64, c_uint64]),
     "fake_unmap": (c_int, [c_uint64, c_uint64]),
+    "fake_split": (c_int, [c_uint64, c_uint64]),
     "fake_unreserve": (c_int, [c_uint64]),
     "fake_write": (c_int, [c_uint64, c_void_p, c_uint64]),
     "fake_read": (c_int, [c_void_p, c_uint64, c_uint64]),
