@@ -52,6 +52,21 @@ fn more_chunks_than_one_run_of_roots() {
     check(&fake, 1, &[painted(257 * CHUNK + 3), painted(1), painted(5 * CHUNK)]);
 }
 
+/// Lanes that are filled again in the middle of a turn are put down with bytes that have come and are not hashed.
+#[test]
+fn many_tensors_of_many_lengths() {
+    let fake = Fake::start();
+    let contents: Vec<Vec<u8>> = (0..50).map(|index| painted(100_001 + index * 37_003)).collect();
+    let memory: Vec<_> = contents.iter().map(|content| fake.put(0, content)).collect();
+    let tensors: Vec<Tensor> =
+        memory.iter().enumerate().map(|(index, memory)| bytes(&index.to_string(), 0, memory)).collect();
+    let expected = of_host(&contents, &options(0));
+    for threads in [1, 2, 3, 7] {
+        assert_eq!(digests_with(&tensors, &options(threads)).unwrap(), expected, "{threads} threads");
+        assert_clean(&fake);
+    }
+}
+
 #[test]
 fn starts_at_any_byte() {
     let fake = Fake::start();
@@ -94,6 +109,10 @@ fn transposed_and_sliced_matrices() {
         (BFLOAT16, [700, 512], [1024, 1]),
         (FLOAT32, [300, 301], [1024, 3]),
         (FLOAT32, [3000, 500], [0, 1]),
+        // Rows that are multiples of 16 bytes at distances that are not.
+        (UINT8, [3000, 48], [49, 1]),
+        (BFLOAT16, [700, 64], [66, 1]),
+        (FLOAT32, [1000, 8], [10, 1]),
         (UINT8, [3, 70_001], [100_003, 1]),
     ] {
         for offset in [0, 4, 64] {

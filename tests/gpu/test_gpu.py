@@ -48,9 +48,7 @@ def test_small_views_of_every_dtype(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("fill", ["zero", "random", "poison"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_small_resets_of_every_dtype(dtype: torch.dtype, fill: str) -> None:
-    for name, view in LAYOUTS.items():
-        if fill == "random" and name.startswith("expanded"):
-            continue  # which of several values for one place stays is not said
+    for view in LAYOUTS.values():
         memory = random_bytes(960 * dtype.itemsize)
         twin = memory.cpu()
         ours, host = view(of_type(memory, dtype, SHAPE)), view(of_type(twin, dtype, SHAPE))
