@@ -48,7 +48,7 @@ def test_small_views_of_every_dtype(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("fill", ["zero", "random", "poison"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_small_resets_of_every_dtype(dtype: torch.dtype, fill: str) -> None:
-    for view in LAYOUTS.values():
+    for name, view in LAYOUTS.items():
         memory = random_bytes(960 * dtype.itemsize)
         twin = memory.cpu()
         ours, host = view(of_type(memory, dtype, SHAPE)), view(of_type(twin, dtype, SHAPE))
