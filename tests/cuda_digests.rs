@@ -67,6 +67,33 @@ fn many_tensors_of_many_lengths() {
     }
 }
 
+/// Threads share the memory where strided tensors are put together.
+#[test]
+fn many_strided_tensors_on_many_threads() {
+    let fake = Fake::start();
+    let content = painted(400_000);
+    let memory = fake.put(0, &content);
+    let tensor = |index: usize, data| Tensor::new(&index.to_string(), data, UINT8, &[1500, 100]).strided(&[200, 1]);
+    let here: Vec<Tensor> = (0..24).map(|index| tensor(index, content[index * 101..].as_ptr())).collect();
+    let there: Vec<Tensor> =
+        (0..24).map(|index| on(0, tensor(index, address(memory.address + index as u64 * 101)))).collect();
+    let expected = digests_with(&here, &options(1)).unwrap();
+    for threads in [2, 4, 16].repeat(8) {
+        assert_eq!(digests_with(&there, &options(threads)).unwrap(), expected, "{threads} threads");
+        assert_clean(&fake);
+    }
+}
+
+/// A stream of a device that has no tensor in the call: what it holds is waited for too.
+#[test]
+fn the_producers_stream_may_be_of_another_device() {
+    let fake = Fake::start();
+    let memory = fake.put(0, &[1; 100]);
+    let options = WcOptions { stream: address(fake.stream(1)).cast_mut().cast(), ..options(1) };
+    assert_eq!(digests_with(&[bytes("t", 0, &memory)], &options).unwrap(), [sha256(&[1; 100])]);
+    assert_clean(&fake);
+}
+
 #[test]
 fn starts_at_any_byte() {
     let fake = Fake::start();
@@ -206,17 +233,24 @@ fn another_stream_is_not() {
 #[test]
 fn pinned_memory_is_bounded() {
     let fake = Fake::start();
+    // What earlier calls have left is freed by one that may pin little.
+    let options_of = |most| WcOptions { max_host_bytes: most, ..options(2) };
+    let small = [fake.put(0, &[1; 10]), fake.put(1, &[1; 10])];
+    digests_with(&[bytes("a", 0, &small[0]), bytes("b", 1, &small[1])], &options_of(1 << 20)).unwrap();
+    assert_eq!(fake.counts().pinned_bytes, 0);
+    drop(small);
+    fake.reset();
     let contents: Vec<Vec<u8>> = (0..40).map(|index| painted((1 << 20) + index)).collect();
     let memory: Vec<_> = contents.iter().map(|bytes| fake.put(0, bytes)).collect();
     let tensors: Vec<Tensor> =
         memory.iter().enumerate().map(|(index, memory)| bytes(&index.to_string(), 0, memory)).collect();
-    for most in [1 << 20, 3 << 20, 16 << 20] {
-        let options = WcOptions { max_host_bytes: most, ..options(2) };
+    for most in [1 << 20, 3 << 20, 16 << 20, 64 << 20] {
+        let options = options_of(most);
         assert_eq!(digests_with(&tensors, &options).unwrap(), of_host(&contents, &options));
         let peak = fake.counts().most_pinned_bytes;
         assert!(peak > 0 && peak <= most, "{peak} of {most}");
     }
-    let options = WcOptions { max_host_bytes: (1 << 20) - 1, ..options(2) };
+    let options = options_of((1 << 20) - 1);
     assert_eq!(digests_with(&tensors, &options).unwrap_err(), Status::BadOption);
     assert!(last_error().contains("max_host_bytes"), "{}", last_error());
 }

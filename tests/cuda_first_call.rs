@@ -52,6 +52,16 @@ fn what_is_made_once_is_made_whole_or_not_at_all() {
         let counts = fake.counts();
         assert_eq!((counts.contexts, counts.streams), ([0; 8], 0), "after call {nth} of {function}");
     }
+    fake.pinned_limit(1);
+    assert_eq!(chain(), Some(Status::OutOfDeviceMemory));
+    assert!(last_error().contains("cuMemHostAlloc"), "{}", last_error());
+    fake.pinned_limit(u64::MAX);
+    fake.device_limit(1);
+    for verb in [&tree as &dyn Fn() -> Option<Status>, &fill, &strided] {
+        assert_eq!(verb(), Some(Status::OutOfDeviceMemory));
+        assert!(last_error().contains("cuMemAlloc"), "{}", last_error());
+    }
+    fake.device_limit(u64::MAX);
     assert_eq!(chain(), None, "{}", last_error());
     let kept = fake.counts();
     assert_eq!((kept.contexts[0], kept.modules), (1, 0));
@@ -70,9 +80,13 @@ fn what_is_made_once_is_made_whole_or_not_at_all() {
     }
     memory.write(0, &content);
     assert_eq!(strided(), None, "{}", last_error());
+    assert_eq!(tree(), None);
     let after = fake.counts();
+    fake.clear_log();
     for verb in [&chain as &dyn Fn() -> Option<Status>, &tree, &fill, &strided] {
         assert_eq!(verb(), None, "{}", last_error());
     }
-    assert_eq!(fake.counts(), fake_cuda::Counts { queued: 0, ..after }, "calls that follow keep more");
+    assert_eq!(fake.counts(), after, "calls that follow keep more");
+    let makes = |call: &&String| ["Alloc", "Free", "Create", "Destroy", "Load"].iter().any(|verb| call.contains(verb));
+    assert_eq!(fake.log().iter().filter(makes).collect::<Vec<_>>(), [""; 0], "calls that follow make something anew");
 }

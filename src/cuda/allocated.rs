@@ -18,26 +18,29 @@ pub fn check(view: &TensorView<'_>, ordinal: i32) -> Result<()> {
     let pointer = driver::pointer(addresses.start)?;
     match pointer.kind {
         Memory::Device => {}
+        // Pinned memory that the device reads by the same address: weights that an engine has offloaded.
+        Memory::Host if pointer.on_device == addresses.start && !pointer.allocation.is_empty() => {}
         Memory::Host => {
             let what = format!("it is said to be on CUDA device {ordinal}, but {:#x} is host memory", addresses.start);
             return refuse(Status::WrongDevice, what);
         }
         Memory::Unknown => return refuse(Status::UnallocatedDeviceMemory, unallocated(addresses.start)),
     }
-    if let Some(address) = first_unmapped(addresses.clone())? {
-        return refuse(Status::UnallocatedDeviceMemory, unallocated(address));
-    }
-    if pointer.ordinal != ordinal {
-        let what =
-            format!("it is said to be on CUDA device {ordinal}, but its memory is on device {}", pointer.ordinal);
+    if pointer.kind == Memory::Device && pointer.ordinal >= 0 && pointer.ordinal != ordinal {
+        let other = pointer.ordinal;
+        let what = format!("it is said to be on CUDA device {ordinal}, but its memory is on device {other}");
         return refuse(Status::WrongDevice, what);
     }
     if !pointer.allocation.is_empty() && addresses.end > pointer.allocation.end {
         let beyond = addresses.end - pointer.allocation.end;
-        let what = format!(
-            "it reaches {beyond} bytes beyond the device memory that was allocated: its shape or strides are wrong"
-        );
+        let what =
+            format!("it reaches {beyond} bytes beyond the memory that was allocated: its shape or strides are wrong");
         return refuse(Status::UnallocatedDeviceMemory, what);
+    }
+    // Of the host's and of managed memory the driver does not tell which pieces are mapped: all of them are.
+    let is_whole = pointer.kind == Memory::Host || (pointer.is_managed && !pointer.allocation.is_empty());
+    if !is_whole && let Some(address) = first_unmapped(addresses)? {
+        return refuse(Status::UnallocatedDeviceMemory, unallocated(address));
     }
     Ok(())
 }

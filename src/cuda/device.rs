@@ -1,10 +1,11 @@
-//! What is made once for each device and kept: its context, streams of our own, and the kernels.
+//! What is made once for each device: its context, streams of our own, and the kernels.
 
 use std::ffi::CStr;
 
 use once_cell::race::OnceBox;
 
 use super::driver::{self, Context, Function, Module, PrimaryContext, Stream};
+use super::kept::Kept;
 use crate::status::{Error, Result, Status};
 
 /// More devices than any machine has.
@@ -16,6 +17,7 @@ pub const STREAMS: usize = 4;
 /// A device that this process has used, for as long as it runs.
 pub struct Device {
     // In the order in which they must be given back.
+    kept: Kept,
     hashing: OnceBox<Hashing>,
     elements: OnceBox<Elements>,
     streams: [Stream; STREAMS],
@@ -65,12 +67,17 @@ impl Device {
         let context = PrimaryContext::retain(ordinal)?;
         let stream = || Stream::new(*context);
         let streams = context.enter(|| Ok([stream()?, stream()?, stream()?, stream()?]))?;
-        Ok(Self { hashing: OnceBox::new(), elements: OnceBox::new(), streams, context, ordinal })
+        Ok(Self { kept: Kept::default(), hashing: OnceBox::new(), elements: OnceBox::new(), streams, context, ordinal })
     }
 
     /// Its number in this process.
     pub fn ordinal(&self) -> i32 {
         self.ordinal
+    }
+
+    /// What calls leave for those after them.
+    pub fn kept(&self) -> &Kept {
+        &self.kept
     }
 
     /// Its primary context.
@@ -90,7 +97,16 @@ impl Device {
 
     /// Waits until nothing is left in its streams, whatever comes of it.
     pub fn settle(&self) -> Result<()> {
-        self.enter(|| self.streams.iter().map(Stream::synchronize).fold(Ok(()), Result::and))
+        driver::twice(|| self.enter(|| self.streams.iter().map(Stream::synchronize).fold(Ok(()), Result::and)))
+    }
+
+    /// Makes what comes next in `later` wait for what is in `earlier` now; call it inside of `enter`.
+    pub fn follow(&self, later: &Stream, earlier: &Stream) -> Result<()> {
+        let event = self.kept.take_event(self.context())?;
+        event.record(earlier)?;
+        later.wait(&event)?;
+        self.kept.keep_event(event);
+        Ok(())
     }
 
     /// The kernels that hash; call it inside of `enter`.

@@ -6,14 +6,22 @@ use std::ptr;
 pub use super::table::Words;
 use super::table::{self, Chunk, Part, Upload};
 use super::{CHUNK_BYTES, DeviceTensor, SCRATCH_BYTES, Session};
+use crate::layout::MAX_NDIM;
 use crate::progress::Progress;
 use crate::status::Result;
 
 /// Threads of a block.
 const THREADS: u32 = 256;
 
-/// Chunks that are filled together.
+/// Chunks that are filled together: some milliseconds between two looks at progress. Their tables, of as many tensors at most,
+/// take less device memory than a call may use.
 const PART_CHUNKS: u64 = 16 << 10;
+
+const _: () = {
+    let rows =
+        size_of::<table::Tensor>() + size_of::<Words>() + MAX_NDIM * size_of::<table::Dim>() + size_of::<Chunk>();
+    assert!(PART_CHUNKS * rows as u64 <= SCRATCH_BYTES);
+};
 
 /// Overwrites each tensor of the session's device with its words: the logical byte at position `p` becomes byte `p % 8` of word
 /// `p / 8`, which is the random one of `Words::stream`, with the bits of `keep` kept and those of `set` set.
@@ -27,7 +35,7 @@ pub fn fill(session: &Session<'_>, tensors: &[(DeviceTensor<'_>, Words)], progre
     session.device.enter(|| {
         for (tensors, order) in [(free, Order::Any), (ordered, Order::Rising)] {
             let parts = table::parts(tensors.iter().map(|(tensor, _)| table::chunks_of(*tensor)), PART_CHUNKS);
-            for batch in table::batches(&parts, SCRATCH_BYTES, |part| cost(part, &tensors)) {
+            for batch in table::batches(&parts, PART_CHUNKS, Part::count) {
                 fill_batch(session, &tensors, batch, order)?;
                 progress.advance(batch.iter().map(|part| bytes(part, &tensors)).sum())?;
             }
@@ -43,13 +51,6 @@ enum Order {
     Any,
     /// By one thread, from the first to the last; slow, but which element stays is then known.
     Rising,
-}
-
-/// Device memory that a part needs, for its row in each table.
-fn cost(part: &Part, tensors: &[(DeviceTensor<'_>, Words)]) -> u64 {
-    let dims = tensors[part.tensor].0.view().layout().dims().len();
-    let rows = size_of::<table::Tensor>() + size_of::<Words>() + dims * size_of::<table::Dim>();
-    rows as u64 + part.count() * size_of::<Chunk>() as u64
 }
 
 fn bytes(part: &Part, tensors: &[(DeviceTensor<'_>, Words)]) -> u64 {
@@ -75,9 +76,10 @@ fn fill_batch(
     let blocks = chunks.len() as u32;
     let tables = [upload.add(rows), upload.add(dims), upload.add(chunks), upload.add(words)];
 
-    session.with_scratch(upload.bytes.len() as u64, |memory, stream| {
-        let kernel = session.device.elements()?.fill;
-        memory.write(0, &upload.bytes, stream)?;
+    session.with_scratch(upload.bytes.len() as u64, |memory| {
+        let (kernel, stream) = (session.device.elements()?.fill, &session.device.streams()[0]);
+        // SAFETY: the tables outlive `with_scratch`, which waits for the streams.
+        unsafe { memory.write(0, &upload.bytes, stream) }?;
         let [rows, dims, chunks, words] = tables.map(|offset| memory.address(offset..offset));
         let launch = |first: u64, blocks, threads| {
             let chunks = chunks + first * size_of::<Chunk>() as u64;

@@ -4,8 +4,8 @@
 //! is; `table` describes tensors to kernels; `tree` hashes on the device, `transfer` copies to `buffers` of the host to hash
 //! there, and `fill` overwrites. The kernels are `sha256_tree.cu` and `elements.cu`, compiled to the `.ptx` files beside them.
 //!
-//! A call does not disturb an engine that serves: it uses the context that the engine's framework has, streams of its own
-//! that give way to others, memory of a few MiB, and leaves graphs alone that other threads capture.
+//! A call gets along with an engine in the same process: it uses the context that the engine's framework has, streams of its
+//! own, a few MiB of device memory that are `kept`, and leaves graphs alone that other threads capture.
 
 mod allocated;
 mod buffers;
@@ -14,6 +14,7 @@ mod device;
 mod driver;
 #[allow(unsafe_code)]
 pub mod fill;
+mod kept;
 mod table;
 #[allow(unsafe_code)]
 pub mod transfer;
@@ -24,7 +25,7 @@ use std::collections::BTreeMap;
 
 use self::device::Device;
 pub use self::driver::Producer;
-use self::driver::{DeviceMemory, Event, Stream};
+use self::driver::{DeviceMemory, Event};
 use crate::status::{Error, Result};
 use crate::view::{self, TensorView};
 
@@ -83,7 +84,7 @@ impl<'v> Call<'v> {
             sessions.push(Session { device, tensors });
         }
         let call = Self { sessions };
-        call.wait_for(producer)?;
+        call.wait_for(producer).map_err(|error| Error::new(error.status(), format!("option 'stream': {error}")))?;
         Ok(call)
     }
 
@@ -101,7 +102,10 @@ impl<'v> Call<'v> {
             return self.sessions.iter().try_for_each(wait);
         }
         let Some(first) = self.sessions.first() else { return Ok(()) };
-        let context = first.device.enter(|| producer.context())?;
+        let context = first.device.enter(|| {
+            producer.refuse_capture()?;
+            producer.context()
+        })?;
         let sessions: Vec<_> = self.sessions.iter().collect();
         context.enter(|| self.wait_in(context, producer, &sessions))
     }
@@ -109,10 +113,16 @@ impl<'v> Call<'v> {
     /// Makes the streams of `sessions` wait for what is in a stream of the current context.
     fn wait_in(&self, context: driver::Context, producer: Producer, sessions: &[&Session<'v>]) -> Result<()> {
         producer.refuse_capture()?;
-        let event = Event::new(context)?;
+        // An event belongs to a context; only those of the devices' own are kept.
+        let device = sessions.iter().map(|session| session.device).find(|device| device.context() == context);
+        let event = device.map_or_else(|| Event::new(context), |device| device.kept().take_event(context))?;
         event.record_in(producer)?;
         sessions.iter().flat_map(|session| session.device.streams()).try_for_each(|stream| stream.wait(&event))?;
-        event.close()
+        match device {
+            Some(device) => device.kept().keep_event(event),
+            None => event.close()?,
+        }
+        Ok(())
     }
 }
 
@@ -122,15 +132,15 @@ impl<'v> Session<'v> {
         &self.tensors
     }
 
-    /// Runs `work` with `bytes` of device memory and a stream, inside of the device's context, and waits until the stream
-    /// has done what it queued.
-    fn with_scratch<T>(&self, bytes: u64, work: impl FnOnce(&DeviceMemory, &Stream) -> Result<T>) -> Result<T> {
-        let stream = &self.device.streams()[0];
-        let memory = DeviceMemory::new(self.device.context(), bytes)?;
-        let found = work(&memory, stream);
-        // Whatever came of it, nothing of it may be in the queue when the memory is given back.
-        let settled = stream.synchronize();
-        let closed = memory.close();
-        found.and_then(|found| settled.and(closed).map(|()| found))
+    /// Runs `work` with `bytes` of device memory, inside of the device's context, and waits until the streams have done what it
+    /// queued.
+    fn with_scratch<T>(&self, bytes: u64, work: impl FnOnce(&DeviceMemory) -> Result<T>) -> Result<T> {
+        let kept = self.device.kept();
+        let memory = kept.take_scratch(bytes, self.device.context())?;
+        let found = work(&memory);
+        // Whatever came of it, nothing of it may be in a queue when another call gets the memory.
+        self.device.settle()?;
+        kept.keep_scratch(memory)?;
+        found
     }
 }

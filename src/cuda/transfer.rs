@@ -38,34 +38,34 @@ impl<'t> Source<'t> {
         let (slot, device) = (lease.slot(), self.transfer.device);
         let stream = &device.streams()[slot.stream];
         let bytes = (range.end - range.start) as usize;
-        device.enter(|| {
-            let from = if self.tensor.view().layout().is_contiguous() {
-                self.tensor.start() + range.start
-            } else {
-                self.gather(range.clone(), slot.stream, stream)?
-            };
+        let copy = |from| {
             // SAFETY: the source is in the tensor, which is allocated as `Call::open` has checked, or in the scratch. This memory is
             // leased, and read when the event has passed; before it is given back `Transfer` waits for its streams.
-            unsafe { slot.memory.copy_from(slot.offset, from, bytes, stream) }?;
+            unsafe { slot.memory.copy_from(from, bytes, stream) }?;
             slot.copied.record(stream)
+        };
+        device.enter(|| {
+            if self.tensor.view().layout().is_contiguous() {
+                return copy(self.tensor.start() + range.start);
+            }
+            self.transfer.with_piece(slot.stream, |piece| {
+                self.gather(range.clone(), piece, stream)?;
+                copy(piece)
+            })
         })?;
         Ok(Coming { lease, range })
     }
 
-    /// Puts the bytes of `range` together in the stream's piece of the scratch, and gives its address.
-    fn gather(&self, range: Range<u64>, index: usize, stream: &Stream) -> Result<u64> {
-        let piece = self.transfer.slot_bytes as u64;
-        let scratch = self.transfer.scratch.as_ref().expect("it is there when a tensor is strided");
-        let out = scratch.address(index as u64 * piece..(index as u64 + 1) * piece);
+    /// Puts the bytes of `range` together at `out`, a piece of the scratch.
+    fn gather(&self, range: Range<u64>, out: u64, stream: &Stream) -> Result<()> {
         let (layout, from, bytes) = (Layout::of(self.tensor), range.start, range.end - range.start);
         let blocks = (bytes / u64::from(layout.tensor.grain)).div_ceil(u64::from(GATHER_THREADS));
         let blocks = blocks.clamp(1, u64::from(GATHER_BLOCKS)) as u32;
         let arguments: [*const c_void; 4] =
             [(&raw const layout).cast(), (&raw const from).cast(), (&raw const bytes).cast(), (&raw const out).cast()];
         // SAFETY: the kernel's arguments, as in `elements.cu`. The tensor is allocated, as `Call::open` has checked, and at
-        // most `piece` bytes are written, after what was there before has been copied: it is the same stream.
-        unsafe { self.transfer.device.elements()?.gather.launch(blocks, GATHER_THREADS, stream, &arguments) }?;
-        Ok(out)
+        // most a buffer's bytes are written, after what was there before has been copied: it is the same stream.
+        unsafe { self.transfer.device.elements()?.gather.launch(blocks, GATHER_THREADS, stream, &arguments) }
     }
 }
 
@@ -115,7 +115,7 @@ impl Deref for Filled<'_> {
     fn deref(&self) -> &[u8] {
         let slot = self.lease.slot();
         // SAFETY: its copy has come (`arrive`), and nobody else queues another while it is leased.
-        unsafe { slot.memory.slice(slot.offset..slot.offset + self.bytes) }
+        unsafe { slot.memory.slice(self.bytes) }
     }
 }
 
@@ -135,7 +135,7 @@ impl<'t> Scattered<'t> for Reader<'t> {
     }
 
     fn together(&self) -> u64 {
-        self.source.transfer.slot_bytes as u64
+        self.source.transfer.slot_bytes() as u64
     }
 
     /// The first of the bytes set out now, the others one buffer ahead.
@@ -152,7 +152,7 @@ impl<'t> Scattered<'t> for Reader<'t> {
 
     fn read(&mut self, out: &mut [u8]) -> Result<usize> {
         self.coming = None;
-        let wanted = self.left().min(out.len().min(self.source.transfer.slot_bytes) as u64);
+        let wanted = self.left().min(out.len().min(self.source.transfer.slot_bytes()) as u64);
         if wanted > 0 {
             let come = self.source.send(self.position..self.position + wanted)?.arrive()?;
             out[..come.len()].copy_from_slice(&come);

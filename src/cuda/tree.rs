@@ -125,54 +125,62 @@ impl Batch {
     fn run(mut self, session: &Session<'_>, limits: Limits, progress: &Progress<'_>) -> Result<Vec<State>> {
         self.roots[1] = self.roots[0] + self.chunks * ROOT_BYTES;
         let second = self.levels.first().map_or(0, |(_, count)| *count);
-        session.with_scratch(self.roots[1] + second * ROOT_BYTES, |memory, stream| {
-            self.queue(session, memory, stream, limits, progress)
-        })
+        session
+            .with_scratch(self.roots[1] + second * ROOT_BYTES, |memory| self.queue(session, memory, limits, progress))
     }
 
     fn queue(
         &self,
         session: &Session<'_>,
         memory: &DeviceMemory,
-        stream: &Stream,
         limits: Limits,
         progress: &Progress<'_>,
     ) -> Result<Vec<State>> {
-        let kernels = session.device.hashing()?;
-        memory.write(0, &self.upload.bytes, stream)?;
+        let (device, [stream, beside, ..]) = (session.device, session.device.streams());
+        let kernels = device.hashing()?;
+        // SAFETY: the tables are this value's, which outlives `with_scratch`, and that waits for the streams.
+        unsafe { memory.write(0, &self.upload.bytes, stream) }?;
         let address = |offset: u64| memory.address(offset..offset);
         let (tensors, dims, roots) = (address(self.tensors), address(self.dims), address(self.roots[0]));
+        // The few chunks of the other kind take as long as many do, so they run beside the full ones.
+        device.follow(beside, stream)?;
         let mut unreported = self.bytes;
-        for ((table, count), is_full) in [(self.others, false), (self.full, true)] {
-            for first in (0..count).step_by(limits.launch_chunks as usize) {
-                let blocks = limits.launch_chunks.min(count - first);
-                let chunks = address(table) + first * size_of::<Chunk>() as u64;
-                // SAFETY: the kernels' arguments, as in `sha256_tree.cu`: tables that `new` has made, and roots that there is
-                // room for. The tensors are allocated: `Call::open` has checked it, and the caller keeps them so.
-                unsafe {
-                    if is_full {
-                        launch(kernels.full_leaves, blocks, stream, &[&tensors, &chunks, &roots])?;
-                    } else {
-                        launch(kernels.leaves, blocks, stream, &[&tensors, &dims, &chunks, &roots])?;
-                    }
-                }
-                if is_full && first + blocks < count {
+        for (table, stream, is_full) in [(self.others, beside, false), (self.full, stream, true)] {
+            for (index, (chunks, blocks)) in launches(table, limits).enumerate() {
+                if index > 0 {
                     stream.synchronize()?;
-                    unreported -= blocks * CHUNK_BYTES;
-                    progress.advance(blocks * CHUNK_BYTES)?;
+                    let done = unreported.min(limits.launch_chunks * CHUNK_BYTES);
+                    unreported -= done;
+                    progress.advance(done)?;
                 }
+                let chunks = address(chunks);
+                // SAFETY: the kernels' arguments, here and below, as in `sha256_tree.cu`: tables that `new` has made, and roots
+                // that there is room for. The tensors are allocated: `Call::open` has checked it, and the caller keeps them so.
+                unsafe {
+                    match is_full {
+                        true => launch(kernels.full_leaves, blocks, stream, &[&tensors, &chunks, &roots]),
+                        false => launch(kernels.leaves, blocks, stream, &[&tensors, &dims, &chunks, &roots]),
+                    }
+                }?;
             }
         }
+        device.follow(stream, beside)?;
         for (index, (table, count)) in self.levels.iter().enumerate() {
             let (from, to) = (address(self.roots[index % 2]), address(self.roots[(index + 1) % 2]));
             // SAFETY: as above; every run is of roots that the level before has written.
-            unsafe { launch(kernels.nodes, *count, stream, &[&address(*table), &from, &to])? };
+            unsafe { launch(kernels.nodes, *count, stream, &[&address(*table), &from, &to]) }?;
         }
         let mut bytes = vec![0; self.parts * ROOT_BYTES as usize];
         memory.read(self.roots[self.levels.len() % 2], &mut bytes, stream)?;
         progress.advance(unreported)?;
         Ok(bytes.as_chunks().0.iter().map(state).collect())
     }
+}
+
+/// Where in the scratch the chunks of each launch are, and how many, for a table and its count.
+fn launches((table, count): (u64, u64), limits: Limits) -> impl Iterator<Item = (u64, u64)> {
+    let launch = move |first| (table + first * size_of::<Chunk>() as u64, limits.launch_chunks.min(count - first));
+    (0..count).step_by(limits.launch_chunks as usize).map(launch)
 }
 
 /// Runs of roots, level by level, until each of the parts, which have `counts` roots one after the other, has one.

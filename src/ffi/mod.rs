@@ -68,11 +68,12 @@ pub extern "C" fn wc_backend() -> *const c_char {
 /// the tensors is used; a tensor with gaps between its elements is gathered through 256 KiB a thread.
 ///
 /// CUDA devices: tensors may be on several, and others in host memory. The devices wait for what `options.stream` has in its
-/// queue; all work of the call is done when it returns, in streams of its own with the lowest priority. The calling thread's
-/// current context is as it was. By `WC_ALGORITHM_SHA256_TREE` tensors are hashed where they are, with at most 16 MiB of device
-/// memory; by `WC_ALGORITHM_SHA256` they are copied to the host, piece by piece, through `options.max_host_bytes` of pinned memory, with at
-/// most 1 MiB on the device. Both are given back. The first call on a device compiles kernels (the driver caches them) and keeps the
-/// streams and kernels for the next.
+/// queue; all work of the call is done when it returns, in streams of its own. The calling thread's current context is as it was. By
+/// `WC_ALGORITHM_SHA256_TREE` tensors are hashed where they are, with at most 16 MiB of device memory; by `WC_ALGORITHM_SHA256`
+/// they are copied to the host, piece by piece, through `options.max_host_bytes` of pinned memory, with at most 2 MiB on the
+/// device. Of both as much as was used is kept for the next call on the device, as are streams, events and kernels, which the
+/// first call compiles (the driver caches them); a call with a smaller `options.max_host_bytes` frees pinned memory. After
+/// `cudaDeviceReset` the process can hash no more on that device.
 ///
 /// # Safety
 /// The pointers are NULL or valid as said above, for the whole call; nobody writes to the tensors' memory or unmaps it.

@@ -119,8 +119,8 @@ pub struct WcOptions {
     /// The `cudaStream_t` (or `CUstream`) that has the work in its queue which wrote the device tensors: the call waits for it
     /// on the device. NULL is the legacy default stream. Work in other streams is for the caller to wait for.
     pub stream: *mut c_void,
-    /// The most pinned host memory that a call uses at once to hash device tensors by `WC_ALGORITHM_SHA256`, in bytes, at
-    /// least 1 MiB; 0 for the default of 256 MiB.
+    /// The most pinned host memory that is used to hash device tensors by `WC_ALGORITHM_SHA256`, what earlier calls have left
+    /// included, in bytes, at least 1 MiB; 0 for the default of 256 MiB. Smaller than some 128 MiB makes fast links wait.
     pub max_host_bytes: u64,
 }
 

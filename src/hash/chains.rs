@@ -18,7 +18,7 @@ use crate::status::{Error, Result};
 const BYTES_A_TURN: RangeInclusive<u64> = 64 << 10..=1 << 20;
 
 /// The same when a tensor is far: the first bytes of each turn are waited for.
-const BYTES_A_FAR_TURN: RangeInclusive<u64> = 256 << 10..=4 << 20;
+const BYTES_A_FAR_TURN: RangeInclusive<u64> = 2 << 20..=8 << 20;
 
 /// How often the schedule is looked at in a call, at least, for a call that is not tiny.
 const TURNS: u64 = 32;

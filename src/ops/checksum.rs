@@ -87,7 +87,7 @@ fn chains(
 ) -> Result<Vec<Digest>> {
     let asked = if options.threads == 0 { parallel::allowed_cores() } else { options.threads };
     let devices = call.sessions().len();
-    let share = Share::new(options.max_host_bytes, devices.max(1), asked, hash::most_lanes()?)?;
+    let share = Share::new(options.max_host_bytes, devices.max(1), asked, hash::most_lanes()?, views.len())?;
     let transfers = call.sessions().iter().map(|session| Transfer::open(session, share)).collect::<Result<Vec<_>>>()?;
     let found = {
         let mut tensors: Vec<(usize, Readable<'_>)> =

@@ -44,12 +44,18 @@ pub fn painted(length: usize) -> Vec<u8> {
         .collect()
 }
 
-/// The driver has back what a call has used, nothing was misused, and the thread is as it was.
+/// A call has left nothing behind but what the library keeps of each device, nothing was misused, and the thread is as it was.
 pub fn assert_clean(fake: &Fake) {
     // After a call that failed our streams may still wait for the caller's, which holds nothing up.
     (0..2).for_each(|device| fake.run(device));
     let counts = fake.counts();
-    assert_eq!((counts.device_allocations, counts.pinned_allocations, counts.events, counts.queued), (0, 0, 0, 0));
+    assert_eq!(counts.queued, 0);
+    assert!(counts.device_allocations <= 2 && counts.device_bytes <= 2 * MOST_SCRATCH, "{counts:?}");
+    assert!(counts.pinned_bytes <= 2 * MOST_PINNED, "{counts:?}");
     assert_eq!(fake.misuses(), [""; 0]);
     assert_eq!((fake.context_depth(), fake.capture_mode()), (0, 0));
 }
+
+/// Of a device, kept or not.
+const MOST_SCRATCH: u64 = 16 << 20;
+const MOST_PINNED: u64 = 256 << 20;

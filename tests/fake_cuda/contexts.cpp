@@ -69,6 +69,13 @@ Context *context_of(void *handle) {
     return nullptr;
 }
 
+// A framework with streams on a device has retained its context.
+bool has_framework(int device) {
+    for (const auto &entry : state().streams)
+        if (entry.second->device == device && entry.second->owner == Owner::FRAMEWORK) return true;
+    return false;
+}
+
 }  // namespace
 
 DRIVER int cuGetErrorName(int error, const char **name) {
@@ -126,7 +133,7 @@ DRIVER int cuCtxPushCurrent_v2(void *handle) {
     ENTER("cuCtxPushCurrent_v2");
     Context *context = context_of(handle);
     if (context == nullptr) return misuse(INVALID_CONTEXT, "cuCtxPushCurrent of what is no context");
-    if (context->retained == 0) return misuse(INVALID_CONTEXT, "cuCtxPushCurrent of a context that is not retained");
+    if (context->retained == 0 && !has_framework(context->device)) return misuse(INVALID_CONTEXT, "cuCtxPushCurrent of a context that is not retained");
     this_thread().contexts.push_back(context);
     return SUCCESS;
 }
@@ -141,6 +148,12 @@ DRIVER int cuCtxPopCurrent_v2(void **handle) {
 DRIVER int cuCtxGetDevice(int *device) {
     ENTER_CONTEXT("cuCtxGetDevice");
     *device = context->device;
+    return SUCCESS;
+}
+
+DRIVER int cuCtxGetCurrent(void **context) {
+    ENTER("cuCtxGetCurrent");
+    *context = current_context();
     return SUCCESS;
 }
 

@@ -24,6 +24,7 @@ void forget_framework() {
         if (entry.second.owner == Owner::FRAMEWORK) gone.push_back(entry.first);
     for (Address address : gone) unmap_device(address);
     all.reservations.clear();
+    all.offloaded.clear();
     all.destroyed_streams.clear();
     for (auto &entry : all.per_thread) entry.second->capture = NOT_CAPTURING;
 }

@@ -5,7 +5,7 @@
 
 namespace {
 
-enum Attribute { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, RANGE_START = 11, RANGE_SIZE = 12, MAPPED = 13 };
+enum Attribute { MEMORY_TYPE = 2, DEVICE_POINTER = 3, IS_MANAGED = 8, DEVICE_ORDINAL = 9, RANGE_START = 11, RANGE_SIZE = 12, MAPPED = 13 };
 constexpr unsigned HOST_MEMORY = 1;
 constexpr unsigned DEVICE_MEMORY = 2;
 constexpr int NO_SUCH_DEVICE = -2;
@@ -22,6 +22,10 @@ struct Copy {
 // Memory can have been freed since the copy was queued.
 void run_copy(const Copy &copy) {
     int device;
+    if (is_offloaded(copy.device_address, copy.bytes)) {
+        std::memcpy(reinterpret_cast<void *>(copy.host_address), reinterpret_cast<void *>(copy.device_address), copy.bytes);
+        return;
+    }
     if (!is_device_range(copy.device_address, copy.bytes, &device)) {
         misuse(SUCCESS, "device memory was freed before a queued copy of it ran");
         return;
@@ -39,6 +43,7 @@ Result check_copy(const char *name, const Context &context, const std::shared_pt
     if (!stream) return misuse(INVALID_HANDLE, std::string(name) + " on what is no stream, or no longer");
     if (stream->device != context.device)
         return misuse(INVALID_HANDLE, std::string(name) + " on a stream of another context");
+    if (copy.to_host && is_offloaded(copy.device_address, copy.bytes)) return SUCCESS;
     if (!is_device_range(copy.device_address, copy.bytes, &device))
         return misuse(INVALID_VALUE, std::string(name) + " with bytes that are not mapped device memory");
     if (device != context.device) return misuse(INVALID_VALUE, std::string(name) + " with memory of another device");
@@ -74,6 +79,7 @@ struct Known {
     Address start = 0;
     std::size_t bytes = 0;
     int mapped = 0;
+    Address on_device = 0;
 };
 
 Known look_up(Address address) {
@@ -88,8 +94,11 @@ Known look_up(Address address) {
         if (!found->second.chunk) known = {DEVICE_MEMORY, 0, found->first, found->second.bytes, 0};
         known.device = found->second.device;
         known.mapped = 1;
+        known.on_device = address;
+    } else if (Address offloaded = find_offloaded(address)) {
+        known = {HOST_MEMORY, 0, offloaded, state().offloaded[offloaded], 1, address};
     } else if (Address pinned = find_pinned(address, 1)) {
-        known = {HOST_MEMORY, 0, pinned, state().pinned[pinned], 1};
+        known = {HOST_MEMORY, 0, pinned, state().pinned[pinned], 1, address};
     }
     return known;
 }
@@ -102,6 +111,8 @@ template <class T> int store(void *to, T value) {
 int store_attribute(int attribute, const Known &known, void *to) {
     switch (attribute) {
     case MEMORY_TYPE: return store(to, known.memory_type);
+    case DEVICE_POINTER: return store(to, known.on_device);
+    case IS_MANAGED: return store(to, 0);
     case DEVICE_ORDINAL: return store(to, known.device);
     case RANGE_START: return store(to, known.start);
     case RANGE_SIZE: return store(to, known.bytes);

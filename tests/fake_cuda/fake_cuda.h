@@ -43,6 +43,8 @@ void fake_pinned_limit(uint64_t bytes);
 // Device memory of a framework; not in the counts. 0 on failure; the others say 1 when they did it.
 uint64_t fake_alloc(int device, uint64_t bytes);
 int fake_free(uint64_t address);
+// Pinned host memory that devices read by the same address: offloaded weights. Until the next reset.
+uint64_t fake_offload(uint64_t bytes);
 // Address space, a multiple of 4096 bytes, without memory; chunks of memory in it.
 uint64_t fake_reserve(int device, uint64_t bytes);
 int fake_map(uint64_t address, uint64_t bytes);

@@ -4,6 +4,8 @@
 #include "control.h"
 #include "state.h"
 
+#include <sys/mman.h>
+
 namespace {
 
 bool is_mapped(std::uint64_t address, std::uint64_t bytes, int *device) {
@@ -65,6 +67,14 @@ CONTROL int fake_unmap(uint64_t address, uint64_t bytes) {
     if (!is_chunk(address) || state().allocations[address].bytes != bytes) return 0;
     unmap_device(address);
     return 1;
+}
+
+CONTROL uint64_t fake_offload(uint64_t bytes) {
+    HOLD_LOCK;
+    Address address = reserve_pages((bytes + PAGE - 1) / PAGE * PAGE);
+    if (address == 0 || mprotect(reinterpret_cast<void *>(address), bytes, PROT_READ | PROT_WRITE) != 0) return 0;
+    state().offloaded[address] = bytes;
+    return address;
 }
 
 CONTROL int fake_split(uint64_t address, uint64_t bytes) {

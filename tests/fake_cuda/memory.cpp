@@ -74,6 +74,16 @@ const std::pair<const Address, Allocation> *find_allocation(Address address) {
     return found == state().allocations.end() ? nullptr : &*found;
 }
 
+Address find_offloaded(Address address) {
+    auto found = find_in(state().offloaded, address, bytes_of_pinned);
+    return found == state().offloaded.end() ? 0 : found->first;
+}
+
+bool is_offloaded(Address address, std::size_t bytes) {
+    Address start = find_offloaded(address);
+    return start != 0 && address + bytes <= start + state().offloaded[start];
+}
+
 Address find_pinned(Address address, std::size_t bytes) {
     auto found = find_in(state().pinned, address, bytes_of_pinned);
     if (found == state().pinned.end() || address + bytes > found->first + found->second) return 0;

@@ -75,6 +75,7 @@ control_calls! {
     fn fake_pinned_limit(u64);
     fn fake_alloc(c_int, u64) -> u64;
     fn fake_free(u64) -> c_int;
+    fn fake_offload(u64) -> u64;
     fn fake_reserve(c_int, u64) -> u64;
     fn fake_map(u64, u64) -> c_int;
     fn fake_unmap(u64, u64) -> c_int;
@@ -176,6 +177,15 @@ impl Fake {
         let memory = self.alloc(device, data.len());
         memory.write(0, data);
         memory
+    }
+
+    /// Host memory that devices read, until the next reset.
+    pub fn offload(&self, data: &[u8]) -> u64 {
+        let address = unsafe { (self.calls.fake_offload)(data.len() as u64) };
+        assert_ne!(address, 0, "{} bytes of pinned memory", data.len());
+        // SAFETY: as long as the data, and nobody else's.
+        unsafe { std::ptr::with_exposed_provenance_mut::<u8>(address as usize).copy_from(data.as_ptr(), data.len()) };
+        address
     }
 
     /// Addresses without memory, until the next reset; `map` gives them some.

@@ -123,6 +123,7 @@ struct State {
     std::map<std::pair<int, std::thread::id>, std::shared_ptr<Stream>> per_thread;
 
     std::map<Address, Allocation> allocations;
+    std::map<Address, std::size_t> offloaded;  // host memory of a framework that devices read
     std::map<Address, Reservation> reservations;
     std::map<Address, std::size_t> pinned;
     std::uint64_t device_bytes = 0, device_allocations = 0, most_device_bytes = 0, device_limit = UINT64_MAX;
@@ -174,6 +175,8 @@ Context *current_context();
 
 // memory.cpp
 const std::pair<const Address, Allocation> *find_allocation(Address address);
+Address find_offloaded(Address address);
+bool is_offloaded(Address address, std::size_t bytes);
 // Whether all bytes are mapped memory of one device, which is told.
 bool is_device_range(Address address, std::size_t bytes, int *device);
 // Does `work` with these bytes of device memory, or with all memory of a device, accessible.

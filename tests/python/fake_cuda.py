@@ -32,6 +32,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "fake_pinned_limit": (None, [c_uint64]),
     "fake_alloc": (c_uint64, [c_int, c_uint64]),
     "fake_free": (c_int, [c_uint64]),
+    "fake_offload": (c_uint64, [c_uint64]),
     "fake_reserve": (c_uint64, [c_int, c_uint64]),
     "fake_map": (c_int, [c_uint64, c_uint64]),
     "fake_unmap": (c_int, [c_uint64, c_uint64]),

@@ -34,30 +34,38 @@ impl Context {
 }
 
 /// The context on top of the calling thread's stack, until this is dropped.
-struct Current;
+struct Current(Context);
 
 impl Current {
     fn push(context: Context) -> Result<Self> {
         // SAFETY: a context that is alive: primary ones are retained for as long as the process runs.
-        unsafe { call!(cuCtxPushCurrent_v2(context.0)) }.map(|()| Self)
+        unsafe { call!(cuCtxPushCurrent_v2(context.0)) }.map(|()| Self(context))
     }
 
     fn leave(self) -> Result<()> {
+        let popped = self.pop();
         std::mem::forget(self);
-        Self::pop()
+        popped
     }
 
-    fn pop() -> Result<()> {
-        let mut popped = ptr::null_mut();
+    /// Pops it, and when that fails once more, if it is still there: a context below it is the caller's.
+    fn pop(&self) -> Result<()> {
+        let (mut popped, mut current) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: writes one handle. What is popped is what `push` has pushed on this thread, which `enter` does not leave.
-        let pop = || unsafe { call!(cuCtxPopCurrent_v2(&raw mut popped)) };
-        twice(pop)
+        let mut pop = || unsafe { call!(cuCtxPopCurrent_v2(&raw mut popped)) };
+        pop().inspect_err(|_| {
+            // SAFETY: writes one handle.
+            let asked = unsafe { call!(cuCtxGetCurrent(&raw mut current)) };
+            if asked.is_ok() && current == self.0.0 {
+                let _ = pop();
+            }
+        })
     }
 }
 
 impl Drop for Current {
     fn drop(&mut self) {
-        warn(Self::pop());
+        warn(self.pop());
     }
 }
 
@@ -127,14 +135,10 @@ impl Owned {
     }
 
     fn give_back(&self) -> Result<()> {
-        let mut is_released = false;
-        let mut release = || {
-            if !is_released {
-                (self.release)(self.handle)?;
-                is_released = true;
-            }
-            Ok(())
-        };
+        // Once at most: a driver that reports the failure of earlier work has given it back all the same, and what has its
+        // address or handle by then is somebody else's.
+        let mut is_tried = false;
+        let mut release = || if std::mem::replace(&mut is_tried, true) { Ok(()) } else { (self.release)(self.handle) };
         twice(|| self.context.enter(&mut release))
     }
 }
@@ -175,6 +179,6 @@ impl Deref for PrimaryContext {
 impl Drop for PrimaryContext {
     fn drop(&mut self) {
         // SAFETY: retained once by this value, whose users have ended.
-        warn(twice(|| unsafe { call!(cuDevicePrimaryCtxRelease_v2(self.device)) }));
+        warn(unsafe { call!(cuDevicePrimaryCtxRelease_v2(self.device)) });
     }
 }

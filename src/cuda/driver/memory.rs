@@ -29,6 +29,11 @@ impl DeviceMemory {
         Ok(Self { owned: Owned { context, handle, release }, bytes })
     }
 
+    /// How many bytes it has.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// The address, on the device, of `range` of it.
     ///
     /// # Panics
@@ -38,11 +43,13 @@ impl DeviceMemory {
         self.owned.handle.addr() as u64 + range.start
     }
 
-    /// Copies `bytes` to `offset`, when `stream` has come to it; they may be changed at once.
-    pub fn write(&self, offset: u64, bytes: &[u8], stream: &Stream) -> Result<()> {
+    /// Copies `bytes` to `offset`, when `stream` has come to it.
+    ///
+    /// # Safety
+    /// They stay where they are, and as they are, until the stream has passed the copy: the driver may read them as late.
+    pub unsafe fn write(&self, offset: u64, bytes: &[u8], stream: &Stream) -> Result<()> {
         let to = self.address(offset..offset + bytes.len() as u64);
-        // SAFETY: as many bytes as there are on both sides. The source is pageable, and of such the driver returns only when
-        // it has taken a copy.
+        // SAFETY: as many bytes as there are on both sides; by the caller they stay.
         unsafe { call!(cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), stream.raw())) }
     }
 
@@ -78,32 +85,24 @@ impl PinnedMemory {
         Ok(Self { owned: Owned { context, handle: address, release }, bytes })
     }
 
-    /// Copies `bytes` of a device, from `address` on, to `offset`, when `stream` has come to it.
+    /// Copies `bytes` of a device, from `address` on, to its start, when `stream` has come to it.
     ///
     /// # Safety
     /// The bytes at `address` are allocated and stay so, and nobody reads or writes those here or gives this memory back,
     /// until the stream has passed the copy.
-    pub unsafe fn copy_from(&self, offset: usize, address: u64, bytes: usize, stream: &Stream) -> Result<()> {
-        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "{offset} + {bytes} of {}", self.bytes);
+    pub unsafe fn copy_from(&self, address: u64, bytes: usize, stream: &Stream) -> Result<()> {
+        assert!(bytes <= self.bytes, "{bytes} of {}", self.bytes);
         // SAFETY: inside of this memory by the assertion; the caller vouches for the rest.
-        unsafe {
-            let to = self.owned.handle.cast::<u8>().add(offset);
-            call!(cuMemcpyDtoHAsync_v2(to.cast(), address, bytes, stream.raw()))
-        }
+        unsafe { call!(cuMemcpyDtoHAsync_v2(self.owned.handle, address, bytes, stream.raw())) }
     }
 
-    /// Bytes of it.
+    /// Its first `bytes`.
     ///
     /// # Safety
     /// No copy to them is in a queue for as long as the slice lives.
-    pub unsafe fn slice(&self, range: Range<usize>) -> &[u8] {
-        assert!(range.start <= range.end && range.end <= self.bytes, "{range:?} of {}", self.bytes);
+    pub unsafe fn slice(&self, bytes: usize) -> &[u8] {
+        assert!(bytes <= self.bytes, "{bytes} of {}", self.bytes);
         // SAFETY: inside of this memory, which comes from the system and so has values; the caller vouches that nobody writes.
-        unsafe { std::slice::from_raw_parts(self.owned.handle.cast::<u8>().add(range.start), range.len()) }
-    }
-
-    /// Gives it back; no copy to it may be in a queue.
-    pub fn close(self) -> Result<()> {
-        self.owned.close()
+        unsafe { std::slice::from_raw_parts(self.owned.handle.cast::<u8>(), bytes) }
     }
 }

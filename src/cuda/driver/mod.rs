@@ -4,6 +4,7 @@
 //! Source of what is said of functions here: NVIDIA's CUDA Driver API reference.
 
 mod context;
+mod functions;
 mod kernels;
 mod memory;
 mod pointers;
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys;
 
-pub use self::context::{Context, PrimaryContext};
+pub use self::context::{Context, PrimaryContext, twice};
 pub use self::kernels::{Function, Module};
 pub use self::memory::{DeviceMemory, PinnedMemory};
 pub use self::pointers::{Memory, mapped, pointer};
@@ -25,58 +26,60 @@ use crate::status::{Error, Result, Status};
 /// Calls a function of the driver; its name and error become an [`Error`].
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {
-        succeeded(stringify!($function), sys::$function($($argument),*) as u32)
+        $crate::cuda::driver::functions::$function($($argument),*).and_then(|code| succeeded(stringify!($function), code))
     };
 }
 
 use call;
 
 fn succeeded(function: &str, code: u32) -> Result<()> {
-    if code == sys::CUresult::CUDA_SUCCESS as u32 { Ok(()) } else { Err(failure(function, code)) }
+    if code == sys::CUresult::CUDA_SUCCESS as u32 {
+        return Ok(());
+    }
+    let (status, advice) = meaning(code);
+    Err(Error::new(status, format!("{function} failed: {}{advice}", describe(code))))
 }
 
-/// The error of a call that gave `code`, which is not 0.
-fn failure(function: &str, code: u32) -> Error {
+/// The status of an error code, and what to do.
+fn meaning(code: u32) -> (Status, &'static str) {
     use sys::CUresult as Code;
     const OUT_OF_MEMORY: u32 = Code::CUDA_ERROR_OUT_OF_MEMORY as u32;
     const UNSUPPORTED_PTX: u32 = Code::CUDA_ERROR_UNSUPPORTED_PTX_VERSION as u32;
+    const STUB: u32 = Code::CUDA_ERROR_STUB_LIBRARY as u32;
     const FIRST_OF_CAPTURE: u32 = Code::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED as u32;
     const LAST_OF_CAPTURE: u32 = Code::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD as u32;
-    const UNAVAILABLE: [u32; 7] = [
+    const UNAVAILABLE: [u32; 6] = [
         Code::CUDA_ERROR_NOT_INITIALIZED as u32,
         Code::CUDA_ERROR_DEINITIALIZED as u32,
-        Code::CUDA_ERROR_STUB_LIBRARY as u32,
         Code::CUDA_ERROR_NO_DEVICE as u32,
         Code::CUDA_ERROR_INVALID_DEVICE as u32,
         Code::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH as u32,
         Code::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE as u32,
     ];
-    let (status, advice) = match code {
+    match code {
         OUT_OF_MEMORY => (Status::OutOfDeviceMemory, "; the check needs some MiB: leave them free"),
         FIRST_OF_CAPTURE..=LAST_OF_CAPTURE => {
             (Status::StreamCapturing, "; check when no CUDA graph is captured, or name another stream")
         }
         UNSUPPORTED_PTX => (Status::CudaUnavailable, "; the driver is too old for this library's kernels"),
+        STUB => (Status::CudaUnavailable, "; a toolkit's stub was found before the driver: see LD_LIBRARY_PATH"),
         code if UNAVAILABLE.contains(&code) => (Status::CudaUnavailable, ""),
         _ => (Status::Cuda, ""),
-    };
-    Error::new(status, format!("{function} failed: {}{advice}", describe(code)))
+    }
 }
 
 /// Name and description of an error code.
 fn describe(code: u32) -> String {
-    type Explain = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
-    let explain = |name: &[u8]| {
-        // SAFETY: both functions have this signature (cuda.h), the code by its number, as newer drivers have newer codes;
-        // the text that they give is static. The library is there, since a call of it has failed.
+    type Explain = unsafe fn(u32, *mut *const c_char) -> Result<u32>;
+    let explain = |function: Explain| {
+        let mut text = ptr::null();
+        // SAFETY: writes one pointer, to a text that is static.
         unsafe {
-            let function = sys::culib().get::<Explain>(name).ok()?;
-            let mut text = ptr::null();
-            let is_known = function(code, &raw mut text) == 0 && !text.is_null();
+            let is_known = function(code, &raw mut text).is_ok_and(|result| result == 0) && !text.is_null();
             is_known.then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
         }
     };
-    match (explain(b"cuGetErrorName\0"), explain(b"cuGetErrorString\0")) {
+    match (explain(functions::cuGetErrorName), explain(functions::cuGetErrorString)) {
         (Some(name), Some(text)) => format!("{name}, {text}"),
         _ => format!("CUDA error {code}"),
     }

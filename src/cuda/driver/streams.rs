@@ -76,10 +76,11 @@ impl Producer {
 
     /// Refuses a stream that is being captured into a graph: what is queued in it is not run.
     pub fn refuse_capture(self) -> Result<()> {
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        const NOT_CAPTURING: u32 = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32;
+        let mut status = NOT_CAPTURING;
         // SAFETY: as in `context`.
         unsafe { call!(cuStreamIsCapturing(self.raw(), &raw mut status)) }?;
-        if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+        if status == NOT_CAPTURING {
             return Ok(());
         }
         let what =
