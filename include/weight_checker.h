@@ -302,7 +302,7 @@ typedef struct WcRank {
  Told how many bytes are done and how many there are in all; a result other than 0 cancels the call.
 
  Called at the start (0 bytes done), about every 16 MiB, and at the end; one call at a time, but from any thread that
- works for the call. Must not unwind or jump out.
+ works for the call. Must not unwind or jump out. Trees and resets on CUDA devices tell about every 16 GiB, some ten milliseconds.
  */
 typedef int32_t (*WcProgressCallback)(uint64_t bytes_done, uint64_t bytes_total, void *user_data);
 
@@ -393,10 +393,11 @@ const char *wc_backend(void);
  they are copied to the host, piece by piece, through `options.max_host_bytes` of pinned memory, with at most 2 MiB on the
  device. Of both as much as was used is kept for the next call on the device, as are streams, events and kernels, which the
  first call compiles (the driver caches them); a call with a smaller `options.max_host_bytes` frees pinned memory. After
- `cudaDeviceReset` the process can hash no more on that device.
+ `cudaDeviceReset` the process can hash no more on that device; after a fork the child cannot (`CUDA_UNAVAILABLE`), as CUDA cannot.
 
  # Safety
  The pointers are NULL or valid as said above, for the whole call; nobody writes to the tensors' memory or unmaps it.
+ `options.stream` is a stream that has not been destroyed. A tensor on a CUDA device is in memory of its primary context.
  */
 WcStatus wc_checksum(const struct WcTensor *tensors,
                      size_t count,

@@ -73,10 +73,11 @@ pub extern "C" fn wc_backend() -> *const c_char {
 /// they are copied to the host, piece by piece, through `options.max_host_bytes` of pinned memory, with at most 2 MiB on the
 /// device. Of both as much as was used is kept for the next call on the device, as are streams, events and kernels, which the
 /// first call compiles (the driver caches them); a call with a smaller `options.max_host_bytes` frees pinned memory. After
-/// `cudaDeviceReset` the process can hash no more on that device.
+/// `cudaDeviceReset` the process can hash no more on that device; after a fork the child cannot (`CUDA_UNAVAILABLE`), as CUDA cannot.
 ///
 /// # Safety
 /// The pointers are NULL or valid as said above, for the whole call; nobody writes to the tensors' memory or unmaps it.
+/// `options.stream` is a stream that has not been destroyed. A tensor on a CUDA device is in memory of its primary context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wc_checksum(
     tensors: *const WcTensor,

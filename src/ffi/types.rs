@@ -91,7 +91,7 @@ pub struct WcRank {
 /// Told how many bytes are done and how many there are in all; a result other than 0 cancels the call.
 ///
 /// Called at the start (0 bytes done), about every 16 MiB, and at the end; one call at a time, but from any thread that
-/// works for the call. Must not unwind or jump out.
+/// works for the call. Must not unwind or jump out. Trees and resets on CUDA devices tell about every 16 GiB, some ten milliseconds.
 pub type WcProgressCallback =
     Option<unsafe extern "C" fn(bytes_done: u64, bytes_total: u64, user_data: *mut c_void) -> i32>;
 
