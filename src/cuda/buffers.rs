@@ -40,7 +40,7 @@ impl Share {
     /// bytes (0: the default).
     ///
     /// # Errors
-    /// `BadOption` when that is less than [`LEAST_HOST_BYTES`].
+    /// `BadOption` when that is less than `LEAST_HOST_BYTES`.
     pub fn new(most: u64, devices: usize, threads: usize, lanes: usize, tensors: usize) -> Result<Self> {
         let most = if most == 0 { DEFAULT_HOST_BYTES } else { most };
         if most < LEAST_HOST_BYTES {
