@@ -1,11 +1,11 @@
 //! Tensors in the memory of CUDA devices: hashed and overwritten where they are.
 //!
-//! `driver` calls the CUDA driver, `device` is what is kept of a device; `allocated` asks the driver what a tensor's address
-//! is; `table` describes tensors to kernels; `tree` hashes on the device, `transfer` copies to `buffers` of the host to hash
-//! there, and `fill` overwrites. The kernels are `sha256_tree.cu` and `elements.cu`, compiled to the `.ptx` files beside them.
+//! `driver` calls the CUDA driver; `device` is what is made once for a device, and `kept` what a call leaves to the next;
+//! `allocated` asks the driver what a tensor's address is; `table` describes tensors to kernels; `tree` hashes on the device,
+//! `transfer` copies to `buffers` of the host to hash there, and `fill` overwrites. The kernels are `sha256_tree.cu` and `elements.cu`, compiled to the `.ptx` files beside them.
 //!
 //! A call gets along with an engine in the same process: it uses the context that the engine's framework has, streams of its
-//! own, a few MiB of device memory that are `kept`, and leaves graphs alone that other threads capture.
+//! own, a few MiB of device memory, and leaves graphs alone that other threads capture.
 
 mod allocated;
 mod buffers;

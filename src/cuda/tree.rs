@@ -4,6 +4,7 @@
 use std::ffi::c_void;
 use std::ptr;
 
+use super::device::Hashing;
 use super::driver::{DeviceMemory, Function, Stream};
 use super::table::{self, Chunk, NODES, Part, Run, Upload};
 use super::{CHUNK_BYTES, DeviceTensor, SCRATCH_BYTES, Session};
@@ -140,10 +141,33 @@ impl Batch {
         let kernels = device.hashing()?;
         // SAFETY: the tables are this value's, which outlives `with_scratch`, and that waits for the streams.
         unsafe { memory.write(0, &self.upload.bytes, stream) }?;
-        let address = |offset: u64| memory.address(offset..offset);
-        let (tensors, dims, roots) = (address(self.tensors), address(self.dims), address(self.roots[0]));
         // The few chunks of the other kind take as long as many do, so they run beside the full ones.
         device.follow(beside, stream)?;
+        let unreported = self.queue_chunks(kernels, memory, [stream, beside], limits, progress)?;
+        device.follow(stream, beside)?;
+        let address = |offset: u64| memory.address(offset..offset);
+        for (index, (table, count)) in self.levels.iter().enumerate() {
+            let (from, to) = (address(self.roots[index % 2]), address(self.roots[(index + 1) % 2]));
+            // SAFETY: as in `queue_chunks`; every run is of roots that the level before has written.
+            unsafe { launch(kernels.nodes, *count, stream, &[&address(*table), &from, &to]) }?;
+        }
+        let mut bytes = vec![0; self.parts * ROOT_BYTES as usize];
+        memory.read(self.roots[self.levels.len() % 2], &mut bytes, stream)?;
+        progress.advance(unreported)?;
+        Ok(bytes.as_chunks().0.iter().map(state).collect())
+    }
+
+    /// Queues the full chunks in `stream` and the others in `beside`, and gives how many bytes progress was not told of.
+    fn queue_chunks(
+        &self,
+        kernels: &Hashing,
+        memory: &DeviceMemory,
+        [stream, beside]: [&Stream; 2],
+        limits: Limits,
+        progress: &Progress<'_>,
+    ) -> Result<u64> {
+        let address = |offset: u64| memory.address(offset..offset);
+        let (tensors, dims, roots) = (address(self.tensors), address(self.dims), address(self.roots[0]));
         let mut unreported = self.bytes;
         for (table, stream, is_full) in [(self.others, beside, false), (self.full, stream, true)] {
             for (index, (chunks, blocks)) in launches(table, limits).enumerate() {
@@ -154,8 +178,8 @@ impl Batch {
                     progress.advance(done)?;
                 }
                 let chunks = address(chunks);
-                // SAFETY: the kernels' arguments, here and below, as in `sha256_tree.cu`: tables that `new` has made, and roots
-                // that there is room for. The tensors are allocated: `Call::open` has checked it, and the caller keeps them so.
+                // SAFETY: the kernels' arguments, as in `sha256_tree.cu`: tables that `new` has made, and roots that there is
+                // room for. The tensors are allocated: `Call::open` has checked it, and the caller keeps them so.
                 unsafe {
                     match is_full {
                         true => launch(kernels.full_leaves, blocks, stream, &[&tensors, &chunks, &roots]),
@@ -164,16 +188,7 @@ impl Batch {
                 }?;
             }
         }
-        device.follow(stream, beside)?;
-        for (index, (table, count)) in self.levels.iter().enumerate() {
-            let (from, to) = (address(self.roots[index % 2]), address(self.roots[(index + 1) % 2]));
-            // SAFETY: as above; every run is of roots that the level before has written.
-            unsafe { launch(kernels.nodes, *count, stream, &[&address(*table), &from, &to]) }?;
-        }
-        let mut bytes = vec![0; self.parts * ROOT_BYTES as usize];
-        memory.read(self.roots[self.levels.len() % 2], &mut bytes, stream)?;
-        progress.advance(unreported)?;
-        Ok(bytes.as_chunks().0.iter().map(state).collect())
+        Ok(unreported)
     }
 }
 

@@ -89,7 +89,9 @@ def line_of_reset(fill: str, speed: float, memset: float) -> Line:
 
 def hertz() -> float:
     """The highest clock of the first device's multiprocessors."""
-    query = ["nvidia-smi", "--query-gpu=clocks.max.sm", "--format=csv,noheader,nounits", "--id=0"]
+    # Not by its index, which CUDA_VISIBLE_DEVICES changes for torch only.
+    device = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    query = ["nvidia-smi", "--query-gpu=clocks.max.sm", "--format=csv,noheader,nounits", f"--id={device}"]
     try:
         return float(subprocess.run(query, check=True, capture_output=True, text=True).stdout) * 1e6
     except (OSError, subprocess.CalledProcessError, ValueError):

@@ -262,6 +262,14 @@ def test_host_and_device_in_one_call() -> None:
     assert checksum(ours) == hashed(on_host)
 
 
+def test_offloaded_weights_are_read_through_the_device() -> None:
+    """As vLLM offloads them: torch says CUDA, the memory is the host's and pinned."""
+    host = random_bytes(3 * MIB + 5).cpu().pin_memory()
+    for algorithm in ALGORITHMS:
+        found = checksum({"w": raw(host.data_ptr(), len(host))}, algorithm=algorithm)
+        assert found == checksum({"w": host}, algorithm=algorithm)
+
+
 def test_compare_finds_one_bit() -> None:
     ours = {f"layers.{index}.weight": random_bytes(5 * MIB + index, index) for index in range(8)}
     baseline = hashed(ours)
