@@ -10,6 +10,7 @@ stream of their device holds when it begins (with several devices the host waits
 torch tensors it is the legacy default stream, after which a `__dlpack__` exporter is asked to order its
 work); work in other streams is for the caller to wait for. `sha256` passes through at most
 `max_host_bytes` of host memory at once (0: 256 MiB, else at least 1 MiB), `sha256-tree` is made on the device.
+What a call has allocated for that stays for the next one; a smaller `max_host_bytes` frees host memory.
 
 Torch tensors on any other device (ROCm, XPU, ...) are copied by torch to the host, `max_host_bytes` at
 once. That is slower; the digests are the same. A "random" reset of one makes its new values in host memory
