@@ -72,12 +72,12 @@ pub fn together<T: Send>(jobs: Vec<impl FnOnce() -> T + Send>) -> Vec<T> {
     let waiting: Vec<Mutex<Option<_>>> = jobs.into_iter().map(|job| Mutex::new(Some(job))).collect();
     let found: Vec<Mutex<Option<T>>> = waiting.iter().map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);
+    let take = || {
+        let index = next.fetch_add(1, Ordering::Relaxed);
+        Some((waiting.get(index)?, &found[index]))
+    };
     on_threads(waiting.len(), || {
-        let take = || next.fetch_add(1, Ordering::Relaxed);
-        for (job, place) in std::iter::from_fn(|| {
-            let index = take();
-            Some((waiting.get(index)?, &found[index]))
-        }) {
+        while let Some((job, place)) = take() {
             let job = job.lock().unwrap_or_else(PoisonError::into_inner).take().expect("each index is taken once");
             *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(job());
         }
@@ -125,6 +125,20 @@ mod tests {
         });
         assert_eq!(error.unwrap_err().status(), Status::Cancelled);
         assert_eq!(ran.into_inner(), 1);
+    }
+
+    #[test]
+    fn jobs_run_together_and_answer_in_order() {
+        let barrier = std::sync::Barrier::new(3);
+        let job = |index: usize| {
+            let barrier = &barrier;
+            move || {
+                barrier.wait();
+                index
+            }
+        };
+        assert_eq!(together((0..3).map(job).collect()), [0, 1, 2]);
+        assert!(together(Vec::<fn() -> u8>::new()).is_empty());
     }
 
     #[test]

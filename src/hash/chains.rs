@@ -107,9 +107,9 @@ impl<'v, L: Logical> Call<'_, 'v, L> {
                 &mut active,
                 width,
                 self.bytes_a_turn,
-                || match if refills { self.lock().pool.take_one() } else { None } {
-                    Some((left, job)) => turn.begin(left, job).map(Some),
-                    None => Ok(None),
+                || {
+                    let next = if refills { self.lock().pool.take_one() } else { None };
+                    next.map(|(left, job)| turn.begin(left, job)).transpose()
                 },
                 |message: Message<'v>| {
                     let digest = message.digest();
