@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,12 @@ def test_its_truth_is_hashlibs() -> None:
 
 def test_pytest_finds_the_checks() -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", str(TESTS / "gpu" / "test_gpu.py")]
-    listed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=TESTS / "gpu").stdout
+    # As tests/gpu/run.sh sets it.
+    path = os.pathsep.join([str(TESTS / "gpu"), str(TESTS / "python"), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path}
+    listed = subprocess.run(
+        command, check=True, capture_output=True, text=True, cwd=TESTS / "gpu", env=environment
+    ).stdout
     assert listed.count("small") > 100
 
 
