@@ -95,12 +95,11 @@ impl Drop for CaptureMode {
     }
 }
 
-/// Gives something back to the driver. A failure is reported, as it may be that of earlier work, but what can be given back
-/// by trying again is not lost for it.
-pub fn twice(release: impl FnMut() -> Result<()>) -> Result<()> {
-    let mut release = release;
-    release().inspect_err(|_| {
-        let _ = release();
+/// Does what may be done twice, and does it again when it fails: the driver may report the failure of earlier work, but the
+/// thread and the streams must be as they should be. The first failure is the result.
+pub fn twice(mut act: impl FnMut() -> Result<()>) -> Result<()> {
+    act().inspect_err(|_| {
+        let _ = act();
     })
 }
 
