@@ -2,13 +2,18 @@
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::status::Result;
 
 /// Less work than this is not worth starting a thread for, in bytes.
 const BYTES_WORTH_A_THREAD: u64 = 256 << 10;
+
+/// Locks `mutex`, whatever became of the thread that had it: its panic is passed on to the caller anyway.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The cores that this process may use: CPU affinity and the cgroup's quota respected.
 pub fn allowed_cores() -> usize {
@@ -32,7 +37,7 @@ pub fn for_each<S: Default>(
         while let Some(index) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
             if let Err(error) = job(&mut scratch, *index) {
                 next.store(order.len(), Ordering::Relaxed);
-                failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                lock(&failure).get_or_insert(error);
             }
         }
     });
@@ -78,8 +83,8 @@ pub fn together<T: Send>(jobs: Vec<impl FnOnce() -> T + Send>) -> Vec<T> {
     };
     on_threads(waiting.len(), || {
         while let Some((job, place)) = take() {
-            let job = job.lock().unwrap_or_else(PoisonError::into_inner).take().expect("each index is taken once");
-            *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(job());
+            let job = lock(job).take().expect("each index is taken once");
+            *lock(place) = Some(job());
         }
     });
     let result = |place: Mutex<Option<T>>| place.into_inner().unwrap_or_else(PoisonError::into_inner);

@@ -3,13 +3,14 @@
 //! A buffer belongs to one stream, so that two copies to it follow each other, and has an event that says when its copy has
 //! come.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use super::Session;
 use super::device::{Device, STREAMS};
 use super::driver::DeviceMemory;
 use super::kept::{SLOT_BYTES, Slot};
+use crate::parallel::lock;
 use crate::status::{Error, Result, Status};
 
 /// Pinned memory of a call that its options do not bound.
@@ -103,13 +104,13 @@ impl Transfer {
     pub fn with_piece<T>(&self, stream: usize, queue: impl FnOnce(u64) -> Result<T>) -> Result<T> {
         let scratch = self.scratch.as_ref().expect("it is there when a tensor is strided");
         let piece = (self.share.slot_bytes * stream) as u64;
-        let _alone = self.pieces[stream].lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = lock(&self.pieces[stream]);
         queue(scratch.address(piece..piece + self.share.slot_bytes as u64))
     }
 
     /// A buffer that nobody uses: a free one, one that was kept, or new.
     pub fn lease(&self) -> Result<Lease<'_>> {
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let free = lock(&self.free).pop();
         if let Some(slot) = free {
             return Ok(Lease { transfer: self, slot: Some(slot) });
         }
@@ -133,7 +134,7 @@ impl Transfer {
         self.device.settle()?;
         self.is_ended = true;
         let kept = self.device.kept();
-        let free = std::mem::take(self.free.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let free = std::mem::take(&mut *lock(&self.free));
         let most = self.share.kept_slots();
         kept.keep_slots(if most > 0 { free } else { Vec::new() }, most);
         self.scratch.take().map_or(Ok(()), |scratch| kept.keep_scratch(scratch))
@@ -148,7 +149,7 @@ impl Drop for Transfer {
             let device = self.device.ordinal();
             log::warn!("copies from CUDA device {device} did not end: their memory is not given back: {error}");
             // The device may still write there.
-            std::mem::forget(std::mem::take(self.free.get_mut().unwrap_or_else(PoisonError::into_inner)));
+            std::mem::forget(std::mem::take(&mut *lock(&self.free)));
             std::mem::forget(self.scratch.take());
         }
     }
@@ -163,7 +164,7 @@ pub struct Lease<'t> {
 
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
-        self.transfer.free.lock().unwrap_or_else(PoisonError::into_inner).extend(self.slot.take());
+        lock(&self.transfer.free).extend(self.slot.take());
     }
 }
 

@@ -1,9 +1,10 @@
 //! What a call gives back to its device for the next one, since making and freeing it is slow, and freeing it would wait for
 //! the work of an engine that serves: some device memory, pinned buffers, events.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use super::driver::{Context, DeviceMemory, Event, PinnedMemory};
+use crate::parallel::lock;
 use crate::status::Result;
 
 /// Device memory is made in powers of two from this on, so that what is kept serves other calls too.
@@ -81,8 +82,4 @@ impl Kept {
     pub fn keep_event(&self, event: Event) {
         lock(&self.events).push(event);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -58,7 +58,6 @@ pub struct Session<'v> {
 }
 
 /// The devices that a call works on: their tensors are checked, and their streams wait for what the caller has queued.
-#[derive(Default)]
 pub struct Call<'v> {
     sessions: Vec<Session<'v>>,
 }
@@ -97,7 +96,10 @@ impl<'v> Call<'v> {
     fn wait_for(&self, producer: Producer) -> Result<()> {
         if producer.is_default() {
             let wait = |session: &Session<'v>| {
-                session.device.enter(|| self.wait_in(session.device.context(), producer, &[session]))
+                session.device.enter(|| {
+                    producer.refuse_capture()?;
+                    self.wait_in(session.device.context(), producer, &[session])
+                })
             };
             return self.sessions.iter().try_for_each(wait);
         }
@@ -110,9 +112,8 @@ impl<'v> Call<'v> {
         context.enter(|| self.wait_in(context, producer, &sessions))
     }
 
-    /// Makes the streams of `sessions` wait for what is in a stream of the current context.
+    /// Makes the streams of `sessions` wait for what is in a stream of the current context, which is not captured.
     fn wait_in(&self, context: driver::Context, producer: Producer, sessions: &[&Session<'v>]) -> Result<()> {
-        producer.refuse_capture()?;
         // An event belongs to a context; only those of the devices' own are kept.
         let device = sessions.iter().map(|session| session.device).find(|device| device.context() == context);
         let event = device.map_or_else(|| Event::new(context), |device| device.kept().take_event(context))?;

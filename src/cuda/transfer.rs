@@ -9,11 +9,9 @@ use super::buffers::Lease;
 pub use super::buffers::{Share, Transfer};
 use super::driver::Stream;
 use super::table::Layout;
+use crate::hash::backend::BLOCK_BYTES;
 use crate::reader::{Buffer, Bytes, Logical, Scattered};
 use crate::status::Result;
-
-/// What buffers hold multiples of, but for the end of a tensor: blocks of SHA-256.
-const UNIT: usize = 64;
 
 /// Threads of a block of the kernel that gathers, and the most blocks.
 const GATHER_THREADS: u32 = 256;
@@ -162,7 +160,7 @@ impl<'t> Scattered<'t> for Reader<'t> {
     }
 
     fn gather(&mut self, unit: usize, _most: usize, buffer: &mut Buffer<'t>) -> Result<()> {
-        debug_assert!(unit == UNIT && self.left() >= UNIT as u64);
+        debug_assert!(unit == BLOCK_BYTES && self.left() >= BLOCK_BYTES as u64);
         // The old buffer is free before another is leased: a lane has two.
         *buffer = Buffer::default();
         let coming = match self.coming.take() {
@@ -186,9 +184,9 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The units that fill a buffer next.
+    /// The blocks that fill a buffer next.
     fn next(&self) -> Range<u64> {
-        let units = self.left().min(self.together()) / UNIT as u64;
-        self.position..self.position + units * UNIT as u64
+        let blocks = self.left().min(self.together()) / BLOCK_BYTES as u64;
+        self.position..self.position + blocks * BLOCK_BYTES as u64
     }
 }

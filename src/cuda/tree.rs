@@ -78,8 +78,10 @@ struct Batch {
     /// Where the roots of chunks are, and those of every second level, which replace them; and those of the levels between.
     roots: [u64; 2],
     parts: usize,
+    /// Of the parts.
     bytes: u64,
-    chunks: u64,
+    /// Of everything here.
+    scratch_bytes: u64,
 }
 
 impl Batch {
@@ -103,31 +105,25 @@ impl Batch {
             bytes += row.bytes.min(part.chunks.end * CHUNK_BYTES) - part.chunks.start * CHUNK_BYTES;
         }
         let mut upload = Upload::default();
+        let tables = [upload.add(rows), upload.add(dims)];
+        let full = (upload.add(full.iter().copied()), full.len() as u64);
+        let others = (upload.add(others.iter().copied()), others.len() as u64);
         let levels = levels(parts.iter().map(|part| part.count() as u32).collect());
-        Self {
-            tensors: upload.add(rows),
-            dims: upload.add(dims),
-            full: (upload.add(full.iter().copied()), full.len() as u64),
-            others: (upload.add(others.iter().copied()), others.len() as u64),
-            levels: levels
-                .into_iter()
-                .map(|level| (level.len() as u64, level))
-                .map(|(count, level)| (upload.add(level), count))
-                .collect(),
-            roots: [upload.reserve(0), 0],
-            parts: parts.len(),
-            bytes,
-            chunks,
-            upload,
-        }
+        let add = |level: Vec<Run>| {
+            let count = level.len() as u64;
+            (upload.add(level), count)
+        };
+        let levels: Vec<_> = levels.into_iter().map(add).collect();
+        let first = upload.reserve(0);
+        let second = first + chunks * ROOT_BYTES;
+        let scratch_bytes = second + levels.first().map_or(0, |(_, count)| count * ROOT_BYTES);
+        let ([tensors, dims], roots, parts) = (tables, [first, second], parts.len());
+        Self { upload, tensors, dims, full, others, levels, roots, parts, bytes, scratch_bytes }
     }
 
     /// The root of each part.
-    fn run(mut self, session: &Session<'_>, limits: Limits, progress: &Progress<'_>) -> Result<Vec<State>> {
-        self.roots[1] = self.roots[0] + self.chunks * ROOT_BYTES;
-        let second = self.levels.first().map_or(0, |(_, count)| *count);
-        session
-            .with_scratch(self.roots[1] + second * ROOT_BYTES, |memory| self.queue(session, memory, limits, progress))
+    fn run(self, session: &Session<'_>, limits: Limits, progress: &Progress<'_>) -> Result<Vec<State>> {
+        session.with_scratch(self.scratch_bytes, |memory| self.queue(session, memory, limits, progress))
     }
 
     fn queue(

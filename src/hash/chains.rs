@@ -32,7 +32,7 @@ enum Job<'v> {
 }
 
 /// What the threads of a call share.
-struct Call<'c, 'v, L> {
+struct Call<'c, 'v, L: ?Sized> {
     tensors: &'c [&'v L],
     engine: &'c Engine,
     progress: &'c Progress<'c>,
@@ -53,7 +53,7 @@ struct CallState<'v> {
 }
 
 /// The SHA-256 of each of `tensors`.
-pub fn digests<L: Logical>(
+pub fn digests<L: Logical + ?Sized>(
     tensors: &[&L],
     engine: &Engine,
     threads: usize,
@@ -87,9 +87,9 @@ pub fn digests<L: Logical>(
     Ok(call.found.iter().map(|digest| *digest.get().expect("every message is done when the pool is")).collect())
 }
 
-impl<'v, L: Logical> Call<'_, 'v, L> {
+impl<'v, L: Logical + ?Sized> Call<'_, 'v, L> {
     fn lock(&self) -> MutexGuard<'_, CallState<'v>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        parallel::lock(&self.state)
     }
 
     /// Takes some messages, hashes a part of each and gives the rest back. False when there is nothing left to do.
@@ -143,14 +143,14 @@ impl<'v, L: Logical> Call<'_, 'v, L> {
 }
 
 /// A thread's turn. Whatever ends it, the other threads hear of it.
-struct Turn<'t, 'c, 'v, L: Logical> {
+struct Turn<'t, 'c, 'v, L: Logical + ?Sized> {
     call: &'t Call<'c, 'v, L>,
     /// Bytes left in all messages taken, as they were then.
     taken: u64,
     is_over: bool,
 }
 
-impl<'v, L: Logical> Turn<'_, '_, 'v, L> {
+impl<'v, L: Logical + ?Sized> Turn<'_, '_, 'v, L> {
     fn begin(&mut self, left: u64, job: Job<'v>) -> Result<Message<'v>> {
         self.taken += left;
         let mut message = match job {
@@ -184,7 +184,7 @@ impl<'v, L: Logical> Turn<'_, '_, 'v, L> {
     }
 }
 
-impl<L: Logical> Drop for Turn<'_, '_, '_, L> {
+impl<L: Logical + ?Sized> Drop for Turn<'_, '_, '_, L> {
     fn drop(&mut self) {
         if !self.is_over {
             self.call.lock().is_lost = true;

@@ -32,7 +32,7 @@ use crate::status::Result;
 ///
 /// # Errors
 /// `BadOption` when the environment forces a backend that is not there; `Cancelled` by `progress`.
-pub fn digests<L: Logical>(
+pub fn digests<L: Logical + ?Sized>(
     tensors: &[&L],
     algorithm: Algorithm,
     threads: usize,

@@ -42,7 +42,7 @@ struct Run {
 }
 
 /// The root of the tree of each of `tensors`.
-pub fn digests<L: Logical>(
+pub fn digests<L: Logical + ?Sized>(
     tensors: &[&L],
     engine: &Engine,
     threads: usize,
@@ -58,7 +58,7 @@ pub fn digests<L: Logical>(
         let batch = &batches[index];
         let roots = roots(tensors, batch, engine, most_gathered, scratch)?;
         for (run, root) in batch.iter().zip(roots) {
-            let mut fold = folds[run.tensor].lock().unwrap_or_else(PoisonError::into_inner);
+            let mut fold = parallel::lock(&folds[run.tensor]);
             fold.add(run.number, root, engine);
         }
         progress.advance(sizes[index])
@@ -77,7 +77,7 @@ pub fn join(roots: &[State], engine: &Engine) -> Digest {
 }
 
 /// All runs of all tensors, in batches of about one full run, so that small tensors share the lanes.
-fn batches<L: Logical>(tensors: &[&L]) -> Vec<Vec<Run>> {
+fn batches<L: Logical + ?Sized>(tensors: &[&L]) -> Vec<Vec<Run>> {
     let mut batches: Vec<Vec<Run>> = Vec::new();
     let mut room = 0;
     for (index, tensor) in tensors.iter().enumerate() {
@@ -110,7 +110,7 @@ struct Scratch {
 }
 
 /// The root of each run of `batch`; at most `most_gathered` bytes are gathered at once.
-fn roots<L: Logical>(
+fn roots<L: Logical + ?Sized>(
     tensors: &[&L],
     batch: &[Run],
     engine: &Engine,
@@ -170,7 +170,7 @@ fn full_leaves(leaves: &[[u8; LEAF_BYTES as usize]], digests: &mut [State], engi
 }
 
 /// Leaves that are shorter: (position in `batch`, number in the run).
-fn other_leaves<L: Logical>(
+fn other_leaves<L: Logical + ?Sized>(
     tensors: &[&L],
     batch: &[Run],
     leaves: &[(usize, u64)],

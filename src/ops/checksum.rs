@@ -1,6 +1,5 @@
 //! checksum: the digest of every tensor.
 
-use std::ops::Range;
 use std::time::Instant;
 
 use super::Options;
@@ -11,7 +10,7 @@ use crate::hash;
 use crate::parallel;
 use crate::progress::Progress;
 use crate::rank::Rank;
-use crate::reader::{Bytes, Logical};
+use crate::reader::Logical;
 use crate::report::ChecksumReport;
 use crate::status::Result;
 use crate::view::{HostTensor, TensorView, first_of_same_memory, total_bytes};
@@ -45,42 +44,9 @@ pub fn digests(views: &[TensorView<'_>], options: &Options<'_>) -> Result<Vec<Di
     Ok(first.iter().map(|index| found[position[*index]]).collect())
 }
 
-/// A tensor whose bytes are hashed by this host's cores.
-enum Readable<'t> {
-    Here(HostTensor<'t>),
-    OnDevice(Source<'t>),
-}
-
-impl Logical for Readable<'_> {
-    fn name(&self) -> &str {
-        match self {
-            Self::Here(tensor) => tensor.name(),
-            Self::OnDevice(source) => source.name(),
-        }
-    }
-
-    fn length(&self) -> u64 {
-        match self {
-            Self::Here(tensor) => tensor.length(),
-            Self::OnDevice(source) => source.length(),
-        }
-    }
-
-    fn read(&self, range: Range<u64>) -> Bytes<'_> {
-        match self {
-            Self::Here(tensor) => tensor.read(range),
-            Self::OnDevice(source) => source.read(range),
-        }
-    }
-
-    fn is_far(&self) -> bool {
-        matches!(self, Self::OnDevice(_))
-    }
-}
-
 /// SHA-256 of all tensors by the host's lanes; those of devices come to the host meanwhile.
 fn chains(
-    views: &[&'_ TensorView<'_>],
+    views: &[&TensorView<'_>],
     call: &cuda::Call<'_>,
     options: &Options<'_>,
     progress: &Progress<'_>,
@@ -90,14 +56,14 @@ fn chains(
     let share = Share::new(options.max_host_bytes, devices.max(1), asked, hash::most_lanes()?, views.len())?;
     let transfers = call.sessions().iter().map(|session| Transfer::open(session, share)).collect::<Result<Vec<_>>>()?;
     let found = {
-        let mut tensors: Vec<(usize, Readable<'_>)> =
-            on_host(views).map(|(index, tensor)| (index, Readable::Here(tensor))).collect();
+        let mut tensors: Vec<(usize, Box<dyn Logical + '_>)> = Vec::with_capacity(views.len());
+        tensors.extend(on_host(views).map(|(index, tensor)| (index, Box::new(tensor) as _)));
         for (session, transfer) in call.sessions().iter().zip(&transfers) {
-            let source = |(index, tensor): &(usize, _)| (*index, Readable::OnDevice(Source::new(transfer, *tensor)));
+            let source = |(index, tensor): &(usize, _)| (*index, Box::new(Source::new(transfer, *tensor)) as _);
             tensors.extend(session.tensors().iter().map(source));
         }
         tensors.sort_by_key(|(index, _)| *index);
-        let tensors: Vec<&Readable<'_>> = tensors.iter().map(|(_, tensor)| tensor).collect();
+        let tensors: Vec<&(dyn Logical + '_)> = tensors.iter().map(|(_, tensor)| tensor.as_ref()).collect();
         let threads = if devices == 0 { options.threads } else { share.threads };
         hash::digests(&tensors, Algorithm::Sha256, threads, progress)
     };
@@ -110,7 +76,7 @@ fn chains(
 
 /// The tree's root of all tensors: each device hashes its own, and the host the others, at the same time.
 fn trees(
-    views: &[&'_ TensorView<'_>],
+    views: &[&TensorView<'_>],
     call: &cuda::Call<'_>,
     options: &Options<'_>,
     progress: &Progress<'_>,

@@ -13,8 +13,8 @@ use crate::status::{Error, Result, Status};
 pub struct Stream(Owned);
 
 impl Stream {
-    /// A new one in the current context `context`. It does not wait for the legacy default stream, and has the lowest priority: kernels
-    /// of an engine that serves meanwhile go first.
+    /// A new one in the current context `context`. It does not wait for the legacy default stream. Its priority is the lowest that
+    /// there is, which is also that of streams made without one: only an engine's streams of a higher one go first.
     pub fn new(context: Context) -> Result<Self> {
         let (mut lowest, mut highest, mut stream) = (0, 0, ptr::null_mut());
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
